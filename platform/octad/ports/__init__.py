@@ -1,0 +1,1 @@
+"""The protocols that providers fill, and the folder registry."""

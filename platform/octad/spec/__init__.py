@@ -1,0 +1,1 @@
+"""Frozen, validated data. No I/O, no torch, no ray."""

@@ -1,0 +1,41 @@
+"""What stages hand to each other."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from octad.spec.frozen import Spec
+
+ArtefactType = Literal[
+    "dataset", "tokenizer", "checkpoint", "adapter", "weights", "report", "files"
+]
+
+
+class Artefact(Spec):
+    """Something a stage made, in the object store.
+
+    Attributes:
+        name: What the stage calls it.
+        type: What it is; only equal types fit together.
+        uri: The folder or object, as a full URL.
+        digest: `sha256:<hex>` of the object, or of the folder's manifest.
+    """
+
+    name: str
+    type: ArtefactType
+    uri: str
+    digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
+
+
+class Port(Spec):
+    """One end of a stage: what it takes or gives.
+
+    Attributes:
+        type: The type of artefact.
+        is_required: For inputs: whether the stage can run without it.
+    """
+
+    type: ArtefactType
+    is_required: bool = True

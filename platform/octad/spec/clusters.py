@@ -1,0 +1,81 @@
+"""Cards, nodes, clusters and the fleet, as asked for and as seen."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from octad.spec.frozen import Spec
+from octad.spec.layouts import CARDS_PER_NODE
+from octad.spec.names import Name
+
+CardKind = Literal["gpu", "npu", "sim"]
+ClusterState = Literal["down", "starting", "up", "unreachable"]
+# The Ray resource that counts a cluster's cards, whatever their kind.
+CARD_RESOURCE = "card"
+
+
+class CardSpec(Spec):
+    """A card model: `sim` is a CPU process standing in for one."""
+
+    kind: CardKind
+    name: str
+
+
+class ClusterSpec(Spec):
+    """A cluster as asked for.
+
+    Attributes:
+        name: Unique in the fleet.
+        kind: A file of `octad.clusters`: who provides it.
+        card: What its nodes hold.
+        settings: The provider's own settings, already validated by it.
+    """
+
+    name: Name
+    kind: Name
+    card: CardSpec
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class FleetSpec(Spec):
+    """All clusters that the control plane is to know."""
+
+    clusters: tuple[ClusterSpec, ...]
+
+
+class NodeView(Spec):
+    """A node as last seen."""
+
+    id: str
+    address: str
+    cards: int = CARDS_PER_NODE
+    is_alive: bool = True
+
+
+class ClusterView(Spec):
+    """A cluster as last seen.
+
+    Attributes:
+        reason: Why it is not up, in plain words; empty when it is.
+        cards, cards_free: Total, and what Ray itself reports as free.
+        address: Of its Jobs API.
+    """
+
+    name: str
+    kind: str
+    card: CardSpec
+    state: ClusterState
+    reason: str = ""
+    nodes: tuple[NodeView, ...] = ()
+    cards: int = 0
+    cards_free: int = 0
+    address: str = ""
+
+
+class FleetView(Spec):
+    """The fleet as last seen. `tracker_url` is where people look at runs, empty if none."""
+
+    clusters: tuple[ClusterView, ...]
+    tracker_url: str = ""

@@ -1,0 +1,95 @@
+"""Whether the stages of a pipeline fit together. Pure."""
+
+from __future__ import annotations
+
+import graphlib
+from collections.abc import Mapping
+
+from octad.errors import ConfigError
+from octad.spec.artefacts import Port
+from octad.spec.frozen import nearest
+from octad.spec.stages import StageSpec
+
+Ports = Mapping[str, Port]
+
+
+def in_order(stages: Mapping[str, StageSpec]) -> tuple[StageSpec, ...]:
+    """The stages in an order in which each comes after what it needs; ties keep their order.
+
+    Raises:
+        ConfigError: A need names an unknown stage, or there is a cycle.
+    """
+    graph: dict[str, list[str]] = {}
+    for name, stage in stages.items():
+        before = [split_need(need, f"{name}.needs.{key}")[0] for key, need in stage.needs.items()]
+        for (key, _), source in zip(stage.needs.items(), before, strict=True):
+            if source not in stages:
+                raise ConfigError(
+                    f"no stage is called {source!r}",
+                    where=f"{name}.needs.{key}",
+                    hint=nearest(source, stages),
+                )
+        graph[name] = before
+    try:
+        order = list(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        raise ConfigError(
+            f"these stages need each other: {' -> '.join(error.args[1])}",
+            where="pipeline.stages",
+            hint="remove one of the needs",
+        ) from None
+    return tuple(stages[name] for name in order)
+
+
+def check_fit(
+    stages: Mapping[str, StageSpec], takes: Mapping[str, Ports], gives: Mapping[str, Ports]
+) -> None:
+    """Refuse stages whose artefacts do not fit.
+
+    Args:
+        stages: By name.
+        takes: For each stage, its inputs.
+        gives: For each stage, its outputs.
+
+    Raises:
+        ConfigError: An input is unknown, missing, fed by an output that is not there, or by one
+            of another type.
+    """
+    for name, stage in stages.items():
+        for key, need in stage.needs.items():
+            where = f"{name}.needs.{key}"
+            if key not in takes[name]:
+                raise ConfigError(
+                    f"a {stage.kind} stage takes no {key!r}",
+                    where=where,
+                    hint=nearest(key, takes[name]),
+                )
+            source, output = split_need(need, where)
+            if output not in gives[source]:
+                raise ConfigError(
+                    f"{source!r} gives no {output!r}",
+                    where=where,
+                    hint=nearest(output, gives[source]),
+                )
+            wanted, given = takes[name][key].type, gives[source][output].type
+            if wanted != given:
+                raise ConfigError(f"takes a {wanted}, but {need} is a {given}", where=where)
+        for key, port in takes[name].items():
+            if port.is_required and key not in stage.needs:
+                raise ConfigError(
+                    f"a {stage.kind} stage needs a {port.type}",
+                    where=f"{name}.needs.{key}",
+                    hint=f"name the stage that makes it: {key}: <stage>.<{port.type}>",
+                )
+
+
+def split_need(need: str, where: str) -> tuple[str, str]:
+    """`stage.artefact` as its two parts.
+
+    Raises:
+        ConfigError: It has another form.
+    """
+    stage, dot, artefact = need.partition(".")
+    if not (stage and dot and artefact):
+        raise ConfigError(f"{need!r} is not of the form stage.artefact", where=where)
+    return stage, artefact

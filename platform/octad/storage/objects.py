@@ -1,0 +1,234 @@
+"""The object store: local folders, S3 and others behind one URL, with atomic create.
+
+Every failure becomes a `StorageError` that names the object, so that no caller needs to know
+which library or provider is below.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import unquote, urlparse
+
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+from obstore.exceptions import (
+    NotFoundError as MissingError,
+)
+from obstore.store import from_url
+
+from octad.errors import ConfigError, NotFoundError, StorageError
+from octad.spec.stages import StoreSpec
+
+SCHEMES = ("file", "s3", "gs", "az", "memory")
+_CHUNK_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectMeta:
+    """An object's key, relative to the store's URL, and its size in bytes."""
+
+    key: str
+    size: int
+
+
+class ObjectStore:
+    """Objects under one URL. Keys are relative, with `/` between parts and none in front."""
+
+    def __init__(self, spec: StoreSpec) -> None:
+        scheme = urlparse(spec.url).scheme
+        if scheme not in SCHEMES:
+            raise ConfigError(
+                f"cannot store at {spec.url!r}",
+                where="storage.url",
+                hint=f"use a URL with one of: {', '.join(SCHEMES)}",
+            )
+        self.spec = spec
+        self._root: Path | None = None
+        options: dict[str, Any] = dict(spec.options)
+        if scheme == "file":
+            self._root = Path(unquote(urlparse(spec.url).path))
+            options = {"mkdir": True, "automatic_cleanup": True}
+        with _translated(spec.url):
+            self._store = from_url(spec.url, **options)
+
+    def url(self, key: str) -> str:
+        """The full URL of a key."""
+        return f"{self.spec.url.rstrip('/')}/{key}"
+
+    def key(self, url: str) -> str:
+        """The key of a full URL of this store.
+
+        Raises:
+            ConfigError: The URL lies elsewhere.
+        """
+        root = self.spec.url.rstrip("/") + "/"
+        if not url.startswith(root) or ".." in url[len(root) :].split("/"):
+            raise ConfigError(f"{url} does not lie in the store {self.spec.url}")
+        return url[len(root) :]
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write an object if there is none. True if this call made it, False if there was one.
+
+        Atomic: of any number of racing callers exactly one gets True.
+        """
+        try:
+            with _translated(self.url(key)):
+                obstore.put(self._store, key, data, mode="create")
+        except _ExistsSignal:
+            return False
+        return True
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write or replace an object. Readers see the old or the new one, never a mix."""
+        with _translated(self.url(key)):
+            obstore.put(self._store, key, data)
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Upload a local file in parts; it appears whole or not at all."""
+        with _translated(self.url(key)):
+            obstore.put(self._store, key, path)
+
+    def get(self, key: str) -> bytes:
+        """The whole object.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        with _translated(self.url(key)):
+            return bytes(obstore.get(self._store, key).bytes())
+
+    def find(self, key: str) -> bytes | None:
+        """The whole object, or None."""
+        try:
+            return self.get(key)
+        except NotFoundError:
+            return None
+
+    def read_json(self, key: str) -> dict[str, Any] | None:
+        """The object as JSON, or None if there is none."""
+        raw = self.find(key)
+        return None if raw is None else cast("dict[str, Any]", json.loads(raw))
+
+    def size(self, key: str) -> int | None:
+        """The object's size in bytes, or None if there is none."""
+        try:
+            with _translated(self.url(key)):
+                return int(obstore.head(self._store, key)["size"])
+        except NotFoundError:
+            return None
+
+    def walk(self, prefix: str) -> Iterator[ObjectMeta]:
+        """Objects whose key starts with `prefix` (a folder, ending in '/'), in key order."""
+        with _translated(self.url(prefix)):
+            found = [
+                ObjectMeta(meta["path"], int(meta["size"]))
+                for batch in obstore.list(self._store, prefix.rstrip("/"))
+                for meta in batch
+            ]
+        yield from sorted(found, key=lambda meta: meta.key)
+
+    def folders(self, prefix: str) -> list[str]:
+        """Names of the folders directly under `prefix`, sorted."""
+        with _translated(self.url(prefix)):
+            listed = obstore.list_with_delimiter(self._store, prefix.rstrip("/"))
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in listed["common_prefixes"])
+
+    def delete(self, keys: list[str]) -> None:
+        """Delete objects; one that is not there is no error."""
+        for key in keys:
+            try:
+                with _translated(self.url(key)):
+                    obstore.delete(self._store, key)
+            except NotFoundError:
+                continue
+
+    def digest(self, key: str) -> str:
+        """`sha256:<hex>` of an object, read in chunks.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        sha = hashlib.sha256()
+        for chunk in self.chunks(key):
+            sha.update(chunk)
+        return f"sha256:{sha.hexdigest()}"
+
+    def chunks(self, key: str) -> Iterator[bytes]:
+        """The object in chunks of about 4 MiB."""
+        with _translated(self.url(key)):
+            for chunk in obstore.get(self._store, key).stream(min_chunk_size=_CHUNK_BYTES):
+                yield bytes(chunk)
+
+    def download(self, key: str, path: Path) -> None:
+        """Copy an object to a local file; the file appears whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            with partial.open("wb") as out:
+                for chunk in self.chunks(key):
+                    out.write(chunk)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def local_path(self, key: str) -> Path | None:
+        """Where the object lies as a local file, or None if the store is not a local folder."""
+        return None if self._root is None else self._root / key
+
+    def bytes_free(self) -> int | None:
+        """Space left, or None where the store has no such limit."""
+        return None if self._root is None else shutil.disk_usage(self._root).free
+
+
+def digest_of(data: bytes) -> str:
+    """`sha256:<hex>` of bytes in memory."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+class _ExistsSignal(Exception):  # noqa: N818
+    """A create found something there."""
+
+
+@contextmanager
+def _translated(url: str) -> Iterator[None]:
+    try:
+        yield
+    except (MissingError, FileNotFoundError):
+        raise NotFoundError("no such object", where=url) from None
+    except AlreadyExistsError:
+        raise _ExistsSignal from None
+    except (PermissionDeniedError, UnauthenticatedError, PermissionError) as error:
+        raise StorageError(
+            f"no access: {_line(error)}", where=url, hint="check its owner, mode and credentials"
+        ) from None
+    except (BaseError, OSError) as error:
+        raise _failure(error, url) from None
+
+
+def _failure(error: Exception, url: str) -> StorageError:
+    text = _line(error)
+    if getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT} or "os error 28" in text:
+        return StorageError("no space left", where=url, hint="free space, then resume the run")
+    if "os error 30" in text:
+        return StorageError("the store is read-only", where=url, hint="check how it is mounted")
+    if "os error 13" in text:
+        return StorageError("no access", where=url, hint="check its owner and mode")
+    return StorageError(f"the store failed: {text}", where=url)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
