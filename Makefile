@@ -1,0 +1,43 @@
+# Each goal makes its own .venv if it is missing, and makes it anew when the pins change.
+#   make demo     the whole idea on this machine: two Ray clusters, four stages, MLflow
+#   make test     the tests
+#   make check    lint, format, types, floors
+#   make bench    the benchmarks, each with its ratio
+#   make setup    only the .venv
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+PINS   := $(shell { cat constraints.txt; sed -n '/^\[build-system\]/,/^\[tool/p' pyproject.toml; } | cksum | tr -d ' ')
+READY  := $(VENV)/.pins-$(PINS)
+
+.PHONY: setup demo test check bench pictures
+
+setup: $(READY)
+
+$(READY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in {(3, 11), (3, 12)})' \
+	  || { echo "octad needs Python 3.11 or 3.12: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 2; }
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[server,train,dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/octad demo
+
+test: $(READY)
+	$(BIN)/pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	$(BIN)/python tests/bench/run.py
+
+pictures: $(READY)
+	$(BIN)/python docs/pictures/make.py
