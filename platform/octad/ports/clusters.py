@@ -1,7 +1,8 @@
 """What a file of `octad.clusters` fills.
 
 class Settings(Spec): ...                                 the provider's own keys
-def build(spec: ClusterSpec, home: Path) -> Provider      `home` is a private folder (0700)
+def build(spec: ClusterSpec, home: Path) -> Provider      `home` is a private folder (0700) of
+                                                          this cluster alone; not made yet, maybe
 """
 
 from __future__ import annotations
@@ -37,10 +38,17 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """A Ray job as its cluster reports it."""
+    """A Ray job as its cluster reports it.
+
+    Attributes:
+        state: Ray's own word.
+        message: What Ray says about it.
+        metadata: What it was submitted with: who it belongs to.
+    """
 
     state: JobState
     message: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_terminal(self) -> bool:

@@ -1,0 +1,1 @@
+"""Who provides a Ray cluster: one file per kind, each filling `octad.ports.clusters`."""
