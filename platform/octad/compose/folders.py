@@ -1,0 +1,75 @@
+"""Where config files lie, and what a config file must be before Hydra reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import octad
+from octad.errors import ConfigError
+
+_PACKAGE = Path(octad.__file__).resolve().parent
+MAX_FILE_BYTES = 1 << 20
+_MAX_FILES = 5000
+
+
+def conf_folders(own: Path | None = None) -> tuple[Path, ...]:
+    """The folders that configs are looked for in, the first one winning.
+
+    Octad's own is the repository's `conf/` where the package is not built into a wheel (an editable
+    install, or a shipped code package), else the copy inside the wheel.
+
+    Raises:
+        ConfigError: There is no such folder.
+    """
+    beside = _PACKAGE.parent.parent / "conf"
+    ours = beside if (beside / "config.yaml").is_file() else _PACKAGE / "_bundled" / "conf"
+    if own is None:
+        return (ours,)
+    folder = own.expanduser().absolute()
+    if not folder.is_dir():
+        raise ConfigError("not a folder", where=str(own), hint="--conf names a folder of configs")
+    return (folder, ours)
+
+
+def check_files(folders: Iterable[Path]) -> None:
+    """Refuse config files that Hydra would misread or choke on.
+
+    Raises:
+        ConfigError: Names the file, and where it can the line and column.
+    """
+    for folder in folders:
+        for number, path in enumerate(sorted(folder.rglob("*.y*ml"))):
+            if number >= _MAX_FILES:
+                raise ConfigError(f"more than {_MAX_FILES} config files", where=str(folder))
+            if path.is_file():
+                _check_file(path)
+
+
+def _check_file(path: Path) -> None:
+    where = str(path)
+    if path.suffix == ".yml":
+        raise ConfigError("Hydra reads only .yaml files", where=where, hint="rename it to .yaml")
+    size = path.stat().st_size
+    if size > MAX_FILE_BYTES:
+        raise ConfigError(
+            f"{size:,} bytes is too much for a config; the limit is {MAX_FILE_BYTES:,}",
+            where=where,
+            hint="keep long lists in a file of their own and name that file in the config",
+        )
+    raw = path.read_bytes()
+    if raw.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
+        raise ConfigError(
+            "starts with a byte-order mark", where=f"{where}:1:1", hint="save it as plain UTF-8"
+        )
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = raw[: error.start]
+        line = before.count(b"\n") + 1
+        column = error.start - (before.rfind(b"\n") + 1) + 1
+        raise ConfigError(
+            f"byte 0x{raw[error.start]:02x} is not UTF-8",
+            where=f"{where}:{line}:{column}",
+            hint="save it as UTF-8",
+        ) from None

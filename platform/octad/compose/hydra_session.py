@@ -1,0 +1,143 @@
+"""Hydra's compose API, so that it can be called many times and from many threads.
+
+No output folders, no logging set-up, and whatever Hydra state the calling program has is as before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from octad.compose.folders import check_files, conf_folders
+from octad.compose.overrides import Override, quoted
+from octad.compose.values import assign
+from octad.errors import ConfigError
+from octad.spec.frozen import nearest
+
+# Hydra keeps its state in one place per process.
+_LOCK = threading.RLock()
+
+
+def composed(primary: str, overrides: Sequence[Override], conf: Path | None) -> DictConfig:
+    """The config of a primary config file, with interpolations still in it.
+
+    Args:
+        primary: `config`, `server` or `job`.
+        overrides: Options of groups and values, in the order typed.
+        conf: A folder of the user's own, looked into before octad's.
+
+    Raises:
+        ConfigError: A file, group option or key is not there or cannot be read.
+    """
+    folders = conf_folders(conf)
+    check_files(folders[:-1])
+    with _LOCK, _errors(), _hydra(folders):
+        options, values = _split(primary, overrides)
+        config = _load(primary, options)
+    assign(config, values)
+    return config
+
+
+@contextmanager
+def _hydra(folders: Sequence[Path]) -> Iterator[None]:
+    """Hydra, set up for these folders, the first one winning; the last one is octad's."""
+    from hydra import initialize_config_dir
+    from hydra._internal.hydra import Hydra
+    from hydra._internal.utils import create_config_search_path
+    from hydra.core.global_hydra import GlobalHydra
+
+    *own, ours = folders
+    with initialize_config_dir(str(ours), job_name="octad", version_base="1.3"):
+        if own:
+            # Hydra's public ways only add folders behind the first one.
+            path = create_config_search_path(str(ours))
+            for folder in reversed(own):
+                path.prepend("own", f"file://{folder}")
+            GlobalHydra.instance().clear()
+            Hydra.create_main_hydra2("octad", path)
+        yield
+
+
+def _load(primary: str, options: list[str]) -> DictConfig:
+    from hydra import compose
+
+    return compose(primary, overrides=options)
+
+
+def _mounts(primary: str, options: list[str]) -> dict[str, str]:
+    """Package to group, for every option of a group that the config is made of."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+
+    loader = GlobalHydra.instance().config_loader()
+    found: dict[str, str] = {}
+    for default in loader.compute_defaults_list(primary, options, RunMode.RUN).defaults:
+        group = str(default.config_path).rpartition("/")[0]
+        if group and not group.startswith("hydra") and not default.primary:
+            found[default.package or group] = group
+    return found
+
+
+def _split(primary: str, overrides: Sequence[Override]) -> tuple[list[str], list[Override]]:
+    """Which overrides choose an option of a group, in Hydra's words, and which set a value.
+
+    `pretrain.optimizer=sgd` chooses, because the config mounts the group `optimizer` there. A choice
+    may bring new mounts with it, so this is repeated until nothing changes.
+    """
+    options: dict[str, str] = {o.key: f"{o.key}={o.text}" for o in overrides if "@" in o.key}
+    rest = [o for o in overrides if "@" not in o.key]
+    while True:
+        mounts = _mounts(primary, list(options.values()))
+        chosen = [o for o in rest if o.key in mounts and _is_option(o.value)]
+        if not chosen:
+            return list(options.values()), rest
+        for override in chosen:
+            group = mounts[override.key]
+            key = (
+                group if group == override.key or group == "pipeline" else f"{group}@{override.key}"
+            )
+            options[key] = f"{key}={quoted(str(override.value))}"
+        rest = [o for o in rest if o not in chosen]
+
+
+def _is_option(value: Any) -> bool:
+    return isinstance(value, str | int | float) and "${" not in str(value)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Hydra's and YAML's errors as one clear line each."""
+    from hydra.errors import HydraException, MissingConfigException
+
+    try:
+        yield
+    except MissingConfigException as error:
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        what = f"there is no {group} called {option!r}" if group else _first_line(error)
+        raise ConfigError(what, where=group, hint=nearest(option, error.options or ())) from None
+    except yaml.MarkedYAMLError as error:
+        raise _marked(error) from None
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        cause = error.__cause__
+        if isinstance(cause, yaml.MarkedYAMLError):
+            raise _marked(cause) from None
+        raise ConfigError(_first_line(error)) from None
+
+
+def _marked(error: yaml.MarkedYAMLError) -> ConfigError:
+    mark = error.problem_mark or error.context_mark
+    where = f"{mark.name}:{mark.line + 1}:{mark.column + 1}" if mark else ""
+    what = error.problem or error.context or "not YAML"
+    hint = "indent with spaces" if "'\\t'" in what else ""
+    return ConfigError(what, where=where, hint=hint)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
