@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,14 +33,27 @@ class RayApi:
         cluster: The cluster's name, for messages.
         token_file: Holds the cluster's token; read on each call, so that a new one is taken up.
             None for a cluster that asks for none.
+        ca_file: Certificates to trust beside the system's own.
+
+    Raises:
+        ConfigError: The certificates cannot be read.
     """
 
-    def __init__(self, address: str, *, cluster: str, token_file: Path | None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        cluster: str,
+        token_file: Path | None,
+        ca_file: Path | None = None,
+    ) -> None:
         self.address = address.rstrip("/")
         self.cluster = cluster
         self._token_file = token_file
         # Proxies of the environment are for the world outside, never for a cluster.
-        self._client = httpx.Client(base_url=self.address, trust_env=False, timeout=TIMEOUT)
+        self._client = httpx.Client(
+            base_url=self.address, trust_env=False, timeout=TIMEOUT, verify=_tls(ca_file)
+        )
 
     def close(self) -> None:
         """Close the connections."""
@@ -180,6 +194,16 @@ class RayApi:
             raise UnreachableError(
                 f"cluster {self.cluster} does not answer: {error}", where=self.address
             ) from None
+
+
+def _tls(ca_file: Path | None) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    try:
+        if ca_file is not None:
+            context.load_verify_locations(ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"no certificates can be read: {error}", where=str(ca_file)) from None
+    return context
 
 
 def last_line(text: str) -> str:

@@ -27,7 +27,7 @@ from octad.clusters._records import ClusterRecord, NodeRecord
 from octad.clusters._view import Seen, look
 from octad.errors import ConfigError, ConflictError, OctadError, PortError, UnreachableError
 from octad.ports.clusters import Jobs, Step
-from octad.spec.clusters import ClusterSpec, ClusterView, NodeView
+from octad.spec.clusters import CARD_RESOURCE, ClusterSpec, ClusterView, NodeView
 from octad.spec.frozen import Spec
 from octad.spec.layouts import CARDS_PER_NODE
 
@@ -73,7 +73,7 @@ class LocalCluster:
                 hint="use card=sim, or kind=existing for a cluster that has real ones",
             )
         self.spec = spec
-        self._settings = Settings.parse(spec.settings, where=f"fleet.clusters.{spec.name}.settings")
+        self._settings = Settings.parse(spec.settings, where=f"fleet.clusters.{spec.name}")
         self._home = home.absolute()
         self._mark = f"{hashlib.sha256(str(self._home).encode()).hexdigest()[:12]}/{spec.name}/"
         self._starting = threading.Event()
@@ -157,7 +157,10 @@ class LocalCluster:
             UnreachableError: The cluster is not started.
         """
         head = self._head()
-        return {"RAY_ADDRESS": f"{head.address}:{head.gcs}"}
+        return {
+            "RAY_ADDRESS": f"{head.address}:{head.gcs}",
+            "OCTAD_CARD_RESOURCE": CARD_RESOURCE,
+        }
 
     # --- up ---------------------------------------------------------------------------------
 
