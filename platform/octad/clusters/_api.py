@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import ssl
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from octad.errors import AccessError, ConfigError, OctadError, UnreachableError
 
@@ -18,10 +19,11 @@ from octad.errors import AccessError, ConfigError, OctadError, UnreachableError
 JOBS_API_VERSION = "4"
 OLDEST_RAY = (2, 56)
 WRITTEN_FOR_RAY = "2.60.0"
-TIMEOUT = httpx.Timeout(10.0, connect=3.0)
-# A package may take a while on a thin line.
-UPLOAD_TIMEOUT = httpx.Timeout(300.0, connect=3.0)
+TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 3.0
 _TRIES = 3
+_Errors = tuple[type[httpx.TransportError], ...]
+_NEVER_SENT: _Errors = (httpx.ConnectError,)
 _RAY_VERSION = re.compile(r"(\d+)\.(\d+)\.")
 
 
@@ -34,6 +36,7 @@ class RayApi:
         token_file: Holds the cluster's token; read on each call, so that a new one is taken up.
             None for a cluster that asks for none.
         ca_file: Certificates to trust beside the system's own.
+        timeout_s: How long an answer may take, where a call does not say otherwise.
 
     Raises:
         ConfigError: The certificates cannot be read.
@@ -46,14 +49,20 @@ class RayApi:
         cluster: str,
         token_file: Path | None,
         ca_file: Path | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.address = address.rstrip("/")
         self.cluster = cluster
         self._token_file = token_file
         # Proxies of the environment are for the world outside, never for a cluster.
         self._client = httpx.Client(
-            base_url=self.address, trust_env=False, timeout=TIMEOUT, verify=_tls(ca_file)
+            base_url=self.address,
+            trust_env=False,
+            timeout=_timeout(timeout_s),
+            verify=_tls(ca_file),
         )
+        # Providers come and go; connections must not be left to the collector.
+        weakref.finalize(self, self._client.close)
 
     def close(self) -> None:
         """Close the connections."""
@@ -64,41 +73,50 @@ class RayApi:
         return self.send("GET", path, params=params)
 
     def send(
-        self, method: str, path: str, *, is_repeatable: bool = True, **options: Any
+        self,
+        method: str,
+        path: str,
+        *,
+        is_repeatable: bool = True,
+        timeout_s: float | None = None,
+        **options: Any,
     ) -> httpx.Response:
-        """One call; answers with a status of 200 and 404 come back, 400 and 500 too, for reading.
+        """One call; what comes back may still be a 4xx or 500, for the caller to read.
 
         Args:
             method: Of HTTP.
             path: From the root of the dashboard.
             is_repeatable: Whether a call that may have arrived can be sent again. A connection
                 that was never made is tried again in any case.
+            timeout_s: How long the answer may take.
             options: As `httpx.Client.request` takes them.
 
         Raises:
             UnreachableError: No connection, no answer in time, or a gateway that says so.
             AccessError: No token was sent, or it is not this cluster's.
         """
-        again = (
-            (httpx.TransportError,) if is_repeatable else (httpx.ConnectError, httpx.ConnectTimeout)
-        )
         headers = self._headers()
+        # A call that timed out has cost its time; what comes next asks again.
+        again = (httpx.NetworkError, httpx.RemoteProtocolError) if is_repeatable else _NEVER_SENT
+        if timeout_s is not None:
+            options["timeout"] = _timeout(timeout_s)
         with self._unreachable():
-            for attempt in Retrying(
-                retry=retry_if_exception_type(again),
-                stop=stop_after_attempt(_TRIES),
-                wait=wait_exponential_jitter(initial=0.1, max=1.0, jitter=0.1),
-                reraise=True,
-            ):
-                with attempt:
-                    answer = self._client.request(method, path, headers=headers, **options)
+            answer = self._send(again, method, path, headers=headers, **options)
         self._check_access(answer, was_sent=bool(headers))
         if answer.status_code in {502, 503, 504}:
-            raise UnreachableError(
-                f"cluster {self.cluster} answers {answer.status_code}: {last_line(answer.text)}",
-                where=self.address,
-            )
+            raise self.failed(answer)
         return answer
+
+    def _send(self, again: _Errors, method: str, path: str, **options: Any) -> httpx.Response:
+        for attempt in Retrying(
+            retry=retry_if_exception_type(again),
+            stop=stop_after_attempt(_TRIES),
+            wait=wait_exponential(multiplier=0.1, max=1.0),
+            reraise=True,
+        ):
+            with attempt:
+                return self._client.request(method, path, **options)
+        raise AssertionError
 
     def check_version(self) -> str:
         """The cluster's Ray version, if this octad can work with it.
@@ -194,6 +212,10 @@ class RayApi:
             raise UnreachableError(
                 f"cluster {self.cluster} does not answer: {error}", where=self.address
             ) from None
+
+
+def _timeout(timeout_s: float) -> httpx.Timeout:
+    return httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_TIMEOUT_S))
 
 
 def _tls(ca_file: Path | None) -> ssl.SSLContext:

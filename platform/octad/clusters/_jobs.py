@@ -8,11 +8,14 @@ from urllib.parse import quote
 
 import httpx
 
-from octad.clusters._api import UPLOAD_TIMEOUT, RayApi, last_line
+from octad.clusters._api import RayApi, last_line
 from octad.errors import ConfigError, ConflictError, PackageError, UnreachableError
 from octad.ports.clusters import JobRequest, JobStatus
 from octad.spec.clusters import CARD_RESOURCE
 
+# A package may take a while on a thin line, and a job waits up to 10 s for its node's agent.
+UPLOAD_TIMEOUT_S = 300.0
+SUBMIT_TIMEOUT_S = 30.0
 # What a Ray dashboard takes in one request.
 MAX_PACKAGE_BYTES = 100 * 1024**2
 # One string of an environment or command line on Linux (MAX_ARG_STRLEN), with room for what Ray
@@ -55,7 +58,7 @@ class RayJobs:
                 where=uri,
                 hint="leave data and build results out of it",
             )
-        self._ok(self._api.send("PUT", path, content=data, timeout=UPLOAD_TIMEOUT))
+        self._ok(self._api.send("PUT", path, content=data, timeout_s=UPLOAD_TIMEOUT_S))
 
     def submit(self, request: JobRequest) -> None:
         """Start a job; a second one under the same id is refused by Ray itself.
@@ -66,7 +69,13 @@ class RayJobs:
             UnreachableError: It may or may not have arrived: ask `status`, then try again.
         """
         check_size(request)
-        answer = self._api.send("POST", "/api/jobs/", is_repeatable=False, json=self._body(request))
+        answer = self._api.send(
+            "POST",
+            "/api/jobs/",
+            is_repeatable=False,
+            timeout_s=SUBMIT_TIMEOUT_S,
+            json=self._body(request),
+        )
         if answer.is_success:
             return
         if "already exists" in answer.text:
