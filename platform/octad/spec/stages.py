@@ -70,6 +70,8 @@ class AttemptOrder(Spec):
         store: Where everything lies.
         seed: The run's seed.
         cluster: Where it was placed.
+        since: Checkpoints and epochs of attempts before this one do not count: the stage was
+            asked to start anew (`resume --from`). A first attempt of such a life has no base.
         tracker: Set when the job must ship its own metrics.
     """
 
@@ -80,6 +82,7 @@ class AttemptOrder(Spec):
     store: StoreSpec
     seed: int = 0
     cluster: str = ""
+    since: int = Field(default=1, ge=1)
     tracker: TrackerSpec | None = None
 
 

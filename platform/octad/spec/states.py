@@ -58,6 +58,15 @@ _ENDED_ATTEMPTS = frozenset(
 )
 
 
+_A = AttemptState
+ATTEMPT_MOVES: dict[AttemptState, frozenset[AttemptState]] = {
+    _A.INTENDED: frozenset({_A.SUBMITTED, _A.RUNNING}) | _ENDED_ATTEMPTS,
+    _A.SUBMITTED: frozenset({_A.RUNNING}) | _ENDED_ATTEMPTS,
+    _A.RUNNING: _ENDED_ATTEMPTS,
+    **{ended: frozenset() for ended in _ENDED_ATTEMPTS},
+}
+
+
 class RunState(StrEnum):
     """Of a run, derived from its stages."""
 
