@@ -63,6 +63,10 @@ class LocalCluster:
     Args:
         spec: The cluster.
         home: A private folder of this cluster alone; made if it is missing.
+
+    Attributes:
+        spec: The cluster.
+        mark: What the mark of every process of this cluster starts with.
     """
 
     def __init__(self, spec: ClusterSpec, home: Path) -> None:
@@ -75,7 +79,7 @@ class LocalCluster:
         self.spec = spec
         self._settings = Settings.parse(spec.settings, where=f"fleet.clusters.{spec.name}")
         self._home = home.absolute()
-        self._mark = f"{hashlib.sha256(str(self._home).encode()).hexdigest()[:12]}/{spec.name}/"
+        self.mark = f"{hashlib.sha256(str(self._home).encode()).hexdigest()[:12]}/{spec.name}/"
         self._starting = threading.Event()
         self._stopping = threading.Event()
         self._api_lock = threading.Lock()
@@ -170,7 +174,7 @@ class LocalCluster:
             record = self._start_node(record, self._names[0])
         head = record.nodes[0]
         # The others can join as soon as the head's store listens, long before its dashboard does.
-        self._wait_until(lambda: _listens(head.address, head.gcs), record, deadline)
+        self._wait_until(lambda: _listens(head.gcs), record, deadline)
         for name in self._names[1:]:
             if name not in {node.name for node in record.nodes}:
                 record = self._start_node(record, name)
@@ -198,7 +202,7 @@ class LocalCluster:
         gone = [node for node in record.nodes if node not in kept.nodes]
         # A node whose starter died before it could write it down is known by its mark alone.
         for name in {n.name for n in gone} | set(self._names) - {n.name for n in kept.nodes}:
-            _processes.end(f"{self._mark}{name}/", self._settings.stop_grace_s)
+            _processes.end(f"{self.mark}{name}/", self._settings.stop_grace_s)
         for node in gone:
             shutil.rmtree(node.temp, ignore_errors=True)
         _records.write(self._record_file, kept)
@@ -257,7 +261,7 @@ class LocalCluster:
             ),
             env=_node.environment(
                 os.environ,
-                mark=f"{self._mark}{node.name}/",
+                mark=f"{self.mark}{node.name}/",
                 token_file=self._token_file,
                 temp=Path(node.temp),
                 addresses=["127.0.0.0/8", node.address, join.partition(":")[0]],
@@ -270,7 +274,7 @@ class LocalCluster:
 
     def _is_ready(self, head: NodeRecord) -> bool:
         """Jobs can be sent: the API answers, all nodes are there, the head's agent is too."""
-        if not (_listens("127.0.0.1", head.dashboard) and _listens(head.address, head.agent)):
+        if not (_listens(head.dashboard) and _listens(head.agent)):
             return False
         try:
             api = self._api_of(head)
@@ -310,7 +314,7 @@ class LocalCluster:
     def _clear(self) -> None:
         """End every process of this cluster, whoever started it, and remove what it left."""
         record = _records.read(self._record_file)
-        left = _processes.end(self._mark, self._settings.stop_grace_s)
+        left = _processes.end(self.mark, self._settings.stop_grace_s)
         if left:
             raise UnreachableError(
                 f"processes {', '.join(str(p.pid) for p in left)} of cluster {self.spec.name} "
@@ -405,9 +409,9 @@ def _lives(node: NodeRecord) -> bool:
     return node.pid > 0 and _processes.is_alive(node.pid, node.created_at)
 
 
-def _listens(address: str, port: int) -> bool:
+def _listens(port: int) -> bool:
     try:
-        socket.create_connection((address, port), timeout=1).close()
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:
         return False
     return True
