@@ -1,8 +1,12 @@
 """What a file or folder of `octad.models` fills. Its top imports no torch: laptops load it.
 
-class Settings(Spec): ...                         sizes; `vocab` None means "as the tokenizer"
-def check(settings, layout) -> None               refuse a mesh that does not divide (ConfigError)
-def build(settings) -> torch.nn.Module            on the current default device
-def parallelise(model, mesh) -> None              tensor parallel, in place
+class Settings(Spec): ...                         sizes; `vocab` None means "as the tokenizer",
+                                                  `context` is the longest sequence
+def check(settings, layout, where) -> None        refuse a mesh that does not divide (ConfigError)
+def layers(settings) -> tuple[str, ...]           linear layers that an adapter can be put on
+def init_std(settings, name) -> float | None      how a parameter starts; None: norms 1, biases 0
+def build(settings) -> torch.nn.Module            on the current default device; what lies in a
+                                                  ModuleList is sharded piece by piece
+def parallelise(model, tp) -> None                tensor parallel over one mesh axis, in place
 def to_hf(settings, state) / config_hf(settings)  weights and config in Hugging Face's naming
 """

@@ -11,9 +11,10 @@ laptops load it to validate settings.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
-from octad.spec.artefacts import Artefact, Port
+from octad.spec.artefacts import Artefact, ArtefactType, Port
 from octad.spec.stages import AttemptOrder, Position, StageSpec
 
 
@@ -23,10 +24,26 @@ class Context(Protocol):
     Attributes:
         order: What is asked.
         base: The committed checkpoint to start from, verified; None for a fresh start.
+        store: An `octad.storage.objects.ObjectStore` on the order's store.
+        scratch: A private folder on this node, gone when the attempt ends.
     """
 
     order: AttemptOrder
     base: Position | None
+    store: Any
+    scratch: Path
+
+    def input(self, name: str) -> Artefact:
+        """The artefact of one input. Raises NotFoundError if there is none."""
+        ...
+
+    def fetch(self, artefact: Artefact) -> Path:
+        """A folder artefact as a local folder, its files checked. Raises DataError."""
+        ...
+
+    def publish_folder(self, name: str, kind: ArtefactType, folder: Path, /) -> Artefact:
+        """Upload a local folder as an artefact."""
+        ...
 
     def note(self, text: str) -> None:
         """Tell the person something they should know; shown with the stage."""

@@ -1,0 +1,1 @@
+"""Model families: one file or folder each, filling `octad.ports.models`."""

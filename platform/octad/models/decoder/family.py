@@ -1,0 +1,36 @@
+"""The functions of `octad.ports.models`; torch is imported when they are called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from octad.models.decoder import hugging_face
+from octad.models.decoder.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def build(settings: Settings) -> nn.Module:
+    """The module, on the current default device, its weights not yet set."""
+    from octad.models.decoder.network import Decoder  # noqa: PLC0415
+
+    return Decoder(settings)
+
+
+def parallelise(model: Any, tp: DeviceMesh) -> None:
+    """Tensor and sequence parallelism over one mesh axis, in place."""
+    from octad.models.decoder.sharding import shard  # noqa: PLC0415
+
+    shard(model, tp)
+
+
+def to_hf(settings: Settings, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Whole weights under the names of Hugging Face's GPT-2 or LLaMA."""
+    return hugging_face.weights(settings, state)
+
+
+def config_hf(settings: Settings) -> dict[str, Any]:
+    """`config.json` for the weights of `to_hf`."""
+    return hugging_face.config(settings)

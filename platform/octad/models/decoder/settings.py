@@ -1,0 +1,120 @@
+"""Sizes and shape of a decoder, and what a mesh must divide. No torch."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from octad.errors import ConfigError
+from octad.spec.frozen import Spec
+from octad.spec.layouts import Layout
+
+DEFAULT_ROTARY_BASE = 10_000.0
+
+
+class Settings(Spec):
+    """A decoder. GPT-2: learned, layernorm, gelu, tied, bias. LLaMA: rotary, rmsnorm, swiglu.
+
+    Attributes:
+        vocab: Number of tokens; None means as many as the tokenizer has.
+        context: The longest sequence, in tokens.
+        width: Features of one token between blocks.
+        depth: Number of blocks.
+        heads: Query heads; the width of one head is `width / heads`.
+        kv_heads: Key and value heads; None means as many as `heads`.
+        mlp_width: Features inside the MLP; None means four times the width.
+        positions: A learned table of `context` rows, or rotation of queries and keys.
+        tied: The output layer shares the token embedding's weights.
+        bias: Linear layers and layernorm have a bias.
+    """
+
+    kind: Literal["decoder"] = "decoder"
+    vocab: int | None = Field(default=None, ge=2)
+    context: int = Field(default=128, ge=2)
+    width: int = Field(ge=1)
+    depth: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    kv_heads: int | None = Field(default=None, ge=1)
+    mlp_width: int | None = Field(default=None, ge=1)
+    positions: Literal["learned", "rotary"] = "learned"
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    tied: bool = True
+    bias: bool = True
+    norm_eps: float = Field(default=1e-5, gt=0)
+    rotary_base: float = Field(default=DEFAULT_ROTARY_BASE, gt=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.heads % self.num_kv_heads:
+            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        if self.positions == "rotary" and self.head_width % 2:
+            raise ValueError(
+                f"rotary positions need an even head width, but width {self.width} / heads "
+                f"{self.heads} is {self.head_width}"
+            )
+        return self
+
+    @property
+    def head_width(self) -> int:
+        """Features of one head."""
+        return self.width // self.heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key and value heads."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def num_mlp(self) -> int:
+        """Features inside the MLP."""
+        return 4 * self.width if self.mlp_width is None else self.mlp_width
+
+
+def check(settings: Settings, layout: Layout, where: str = "model") -> None:
+    """Refuse a mesh that does not divide the model. A vocabulary needs no check: one that `tp`
+    does not divide is kept whole on every card.
+
+    Raises:
+        ConfigError: Names both numbers.
+    """
+    if layout.pp > 1:
+        raise ConfigError(
+            f"pp is {layout.pp}, but pipeline parallelism is not available in this version",
+            where="layout.pp",
+            hint="use tp, dp_shard or dp_replicate",
+        )
+    sizes = {
+        "heads": settings.heads,
+        "kv_heads": settings.num_kv_heads,
+        "width": settings.width,
+        "mlp_width": settings.num_mlp,
+    }
+    for name, size in sizes.items():
+        if size % layout.tp:
+            raise ConfigError(
+                f"{name} {size} cannot be divided by tp {layout.tp}",
+                where=f"{where}.{name}",
+                hint=f"use a layout.tp that divides {size}",
+            )
+
+
+def layers(settings: Settings) -> tuple[str, ...]:
+    """Names of the linear layers of a block: what an adapter can be put on."""
+    mlp = ("up", "down") if settings.mlp == "gelu" else ("gate", "up", "down")
+    return ("query", "key", "value", "out", *mlp)
+
+
+def init_std(settings: Settings, name: str) -> float | None:
+    """Standard deviation of the normal draw that a parameter starts from; None means that norms
+    start at 1 and biases at 0. Layers that write to the residual stream start smaller (GPT-2).
+    """
+    layer, _, leaf = name.rpartition(".")
+    if leaf == "bias" or layer.endswith("norm"):
+        return None
+    if layer.endswith(("out", "down")):
+        return 0.02 / float((2 * settings.depth) ** 0.5)
+    return 0.02

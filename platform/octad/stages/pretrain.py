@@ -1,0 +1,57 @@
+"""Pretraining: a language model from a corpus, from fresh weights or from a checkpoint's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from octad.ports.stages import Context
+from octad.spec.artefacts import Port
+from octad.spec.stages import StageSpec
+from octad.train.settings import Training, check_training
+from octad.train.stage import Outcome, train_stage
+
+
+class Settings(Training):
+    """Nothing besides what all training stages share."""
+
+
+def takes(settings: Settings) -> Mapping[str, Port]:
+    """A corpus and its tokenizer; perhaps weights to start from."""
+    return {
+        "corpus": Port(type="dataset"),
+        "tokenizer": Port(type="tokenizer"),
+        "base": Port(type="checkpoint", is_required=False),
+    }
+
+
+def gives(settings: Settings) -> Mapping[str, Port]:
+    """The last checkpoint, and its weights for other tools."""
+    return {"checkpoint": Port(type="checkpoint"), "weights": Port(type="weights")}
+
+
+def check(spec: StageSpec, settings: Settings) -> None:
+    """Refuse what the layout cannot divide (ConfigError)."""
+    check_training(spec, settings)
+
+
+class Pretrain:
+    """One pretraining stage."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def run(self, context: Context) -> Outcome:
+        """Train to the last step."""
+        inputs = context.order.inputs
+        return train_stage(
+            context,
+            self.settings,
+            dataset=context.input("corpus"),
+            tokenizer=context.input("tokenizer"),
+            start=inputs.get("base"),
+        )
+
+
+def build(settings: Settings) -> Pretrain:
+    """The stage."""
+    return Pretrain(settings)

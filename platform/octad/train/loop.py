@@ -1,0 +1,101 @@
+"""The training loop: the same on one card and on many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octad.errors import StageError
+from octad.train import optimizers
+from octad.train.loss import IGNORE, split_vocabulary, summed_loss
+from octad.train.mesh import Ranks
+from octad.train.meters import StepMeter
+from octad.train.parallelise import last_of_step
+from octad.train.settings import Training
+
+
+@dataclass(slots=True)
+class Loop:
+    """One stage's steps.
+
+    Attributes:
+        after_step: Called on every rank with the step, its metrics, and the sample indices that
+            this rank used. Saves checkpoints, records, reports.
+        blocked_s: Seconds that checkpoints have blocked so far.
+    """
+
+    ranks: Ranks
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    training: Training
+    after_step: Callable[[int, dict[str, float], Any], None]
+    blocked_s: Callable[[], float]
+
+    def run(self, batches: Iterator[Any], *, first: int, tokens: int) -> int:
+        """Take the steps `first` to the last one. Returns the tokens trained on in all.
+
+        Args:
+            batches: Of this rank; each has `tokens` (int64, samples x sequence + 1), `indices`
+                and `wait_s`.
+            first: The first step to take, counted from 1.
+            tokens: Trained on before.
+
+        Raises:
+            StageError: The loss or the gradient is not finite. The step changes nothing.
+        """
+        meter = StepMeter(self.ranks.world_size)
+        meter.start()
+        for step in range(first, self.training.steps + 1):
+            batch = next(batches)
+            metrics, counted = self._step(step, torch.as_tensor(batch.tokens))
+            tokens += counted
+            metrics["tokens"] = float(tokens)
+            metrics |= meter.stop(tokens=counted, waited_s=batch.wait_s, blocked_s=self.blocked_s())
+            self.after_step(step, metrics, batch.indices)
+        return tokens
+
+    def _step(self, step: int, samples: Tensor) -> tuple[dict[str, float], int]:
+        """One optimizer step on this rank's share of the global batch."""
+        targets = samples[:, 1:]
+        tp, parts = self.ranks.layout.tp, self.ranks.layout.data_parallel
+        (counted,) = optimizers.summed((targets != IGNORE).sum() / tp)
+        loss_sum = self._backward(samples, scale=parts / counted)
+        grads = optimizers.gradients(self.model)
+        loss, squared = optimizers.summed(loss_sum / (counted * tp), optimizers.squared_norm(grads))
+        norm = math.sqrt(squared) if math.isfinite(squared) else math.inf
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise StageError(
+                f"step {step}: loss {loss}, gradient norm {norm}",
+                where=self.training.optimizer.kind,
+                hint="lower optimizer.lr, or lengthen optimizer.warmup_steps",
+            )
+        lr = optimizers.rate(self.training.optimizer, step, self.training.steps)
+        optimizers.clip(grads, norm, self.training.optimizer.clip_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return {"loss": loss, "lr": lr, "grad_norm": norm}, round(counted)
+
+    def _backward(self, samples: Tensor, *, scale: float) -> Tensor:
+        """Gradients of all micro-batches; the summed loss of this rank's share.
+
+        FSDP takes the mean over data-parallel parts: `scale` undoes that, and divides by the
+        number of tokens that count in the whole global batch.
+        """
+        micro_batches = samples.split(self.training.micro_batch or len(samples))
+        total = torch.zeros((), device=self.ranks.device)
+        for number, micro in enumerate(micro_batches, start=1):
+            last_of_step(self.model, is_last=number == len(micro_batches))
+            micro = micro.to(self.ranks.device, non_blocking=True)  # noqa: PLW2901
+            logits = self.model(micro[:, :-1])
+            with split_vocabulary(logits):
+                loss = summed_loss(logits, micro[:, 1:])
+                (loss * scale).backward()
+            total += loss.detach()
+        return total

@@ -1,0 +1,77 @@
+"""The device mesh of one stage, as each rank sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from octad.spec.layouts import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among the others.
+
+    Attributes:
+        device: Where its tensors live.
+        layout: The resolved layout.
+        data: The mesh that shards weights: one axis, or two with replicas outside.
+        tp: The tensor-parallel axis, None where it is 1.
+        data_rank: Which part of a global batch is this process's.
+    """
+
+    device: torch.device
+    layout: Layout
+    data: DeviceMesh
+    tp: DeviceMesh | None
+    data_rank: int
+
+    @property
+    def rank(self) -> int:
+        """Among all processes of the stage."""
+        return dist.get_rank()
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes, one per card."""
+        return dist.get_world_size()
+
+    @property
+    def is_first(self) -> bool:
+        """The one that records and reports."""
+        return self.rank == 0
+
+    @property
+    def is_tp_first(self) -> bool:
+        """One process of each tensor-parallel group: all of a group see the same samples."""
+        return self.rank % self.layout.tp == 0
+
+
+def join(layout: Layout) -> Ranks:
+    """Build the mesh. The process group must be up, and every rank must call this.
+
+    Axes from the outside in: dp_replicate, dp_shard, tp; so a tp group is a run of neighbours,
+    which share a node.
+    """
+    assert layout.dp_shard != "fill"
+    device = own_device()
+    shape = (layout.dp_replicate, layout.dp_shard, layout.tp)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard", "tp"))
+    data = mesh["dp_replicate", "dp_shard"] if layout.dp_replicate > 1 else mesh["dp_shard"]
+    return Ranks(
+        device=device,
+        layout=layout,
+        data=data,
+        tp=mesh["tp"] if layout.tp > 1 else None,
+        data_rank=dist.get_rank() // layout.tp,
+    )
+
+
+def own_device() -> torch.device:
+    """The card of this process: its group's communication says which kind it is."""
+    if "nccl" in dist.get_backend():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

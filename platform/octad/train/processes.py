@@ -1,0 +1,79 @@
+"""What every worker of a group does: meet the others, then call one of our functions.
+
+The controller reads this module to send these functions: torch is imported on the workers only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import ray
+
+from octad.spec.clusters import CardKind
+
+# How one process talks to the others, by kind of card. Each has gloo for tensors in host memory.
+COMMUNICATION: dict[CardKind, str] = {
+    "sim": "gloo",
+    "gpu": "cpu:gloo,cuda:nccl",
+    "npu": "cpu:gloo,npu:hccl",
+}
+_COLLECTIVE_LIMIT_S = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where one process meets the others.
+
+    Attributes:
+        rank, size: This process's place among all.
+        local_rank: Its place on its node.
+        address, port: Where rank 0 listens.
+        card: The kind of card it has.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    address: str
+    port: int
+    card: CardKind
+
+
+def call(config: dict[str, Any]) -> dict[str, Any]:
+    """Import the function that `config` names, and call it with what it is to be given."""
+    module, _, name = config["function"].partition(":")
+    function = getattr(importlib.import_module(module), name)
+    returned: dict[str, Any] = function(config["config"])
+    return returned
+
+
+def free_port() -> tuple[str, int]:
+    """On rank 0: its node's address as Ray knows it, and a port that is free there."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
+
+
+def join_processes(meeting: Rendezvous) -> None:
+    """Bring up torch and its process group."""
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+
+    os.environ["LOCAL_RANK"] = str(meeting.local_rank)
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(meeting.rank), str(meeting.size)
+    if meeting.card == "sim":
+        torch.set_num_threads(1)
+    elif meeting.card == "gpu":
+        torch.cuda.set_device(meeting.local_rank % torch.cuda.device_count())
+    dist.init_process_group(
+        COMMUNICATION[meeting.card],
+        init_method=f"tcp://{meeting.address}:{meeting.port}",
+        rank=meeting.rank,
+        world_size=meeting.size,
+        timeout=timedelta(seconds=_COLLECTIVE_LIMIT_S),
+    )

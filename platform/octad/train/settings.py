@@ -1,0 +1,226 @@
+"""What every training stage can be told, and what it must divide. No torch: laptops load it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from octad.errors import ConfigError
+from octad.ports.registry import load
+from octad.spec.artefacts import Artefact
+from octad.spec.frozen import Spec, nearest
+from octad.spec.layouts import Layout
+from octad.spec.stages import AttemptOrder, Position, StageSpec
+
+
+class Optimizer(Spec):
+    """AdamW and its schedule. All steps are global: they do not know how many cards there are.
+
+    Attributes:
+        lr: The highest learning rate.
+        clip_norm: Gradients are scaled down to this global norm.
+        warmup_steps: Steps over which the rate rises from 0.
+        schedule: After the warm-up: `cosine` falls to the end; `wsd` stays, and falls in a line
+            over the last `decay_share` of the steps; `constant` stays.
+        final_share: Share of `lr` at the last step.
+    """
+
+    kind: Literal["adamw"] = "adamw"
+    lr: float = Field(gt=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    clip_norm: float = Field(default=1.0, gt=0)
+    warmup_steps: int = Field(default=10, ge=0)
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    decay_share: float = Field(default=0.2, ge=0, le=1)
+    final_share: float = Field(default=0.1, ge=0, le=1)
+
+
+class Precision(Spec):
+    """`fp32`, or `bf16` for compute with weights and gradient sums kept in fp32."""
+
+    kind: Literal["fp32", "bf16"] = "fp32"
+
+
+class Lora(Spec):
+    """Low-rank adapters.
+
+    Attributes:
+        rank: Inner size of an adapter.
+        alpha: An adapter's output is scaled by `alpha / rank`.
+        targets: The linear layers that get one, by the names the model family gives them.
+    """
+
+    rank: int = Field(default=8, ge=1)
+    alpha: float = Field(default=16.0, gt=0)
+    targets: tuple[str, ...] = Field(default=("query", "value"), min_length=1)
+
+
+class Training(Spec):
+    """Keys that all training stages share.
+
+    Attributes:
+        steps: Optimizer steps of the whole stage.
+        sequence: Tokens of one sample.
+        global_batch: Samples of one step, over all cards.
+        micro_batch: Samples that one card takes at once; None takes its whole share.
+        checkpoint_every: Steps between checkpoints; the last step always gets one.
+        keep_checkpoints: How many of the newest are kept.
+        reshard_after_forward: Free gathered weights between forward and backward: less memory,
+            more communication.
+        record_samples: Write the sample indices of every step to the store, for proofs.
+    """
+
+    model: dict[str, Any]
+    optimizer: Optimizer
+    precision: Precision = Precision()
+    steps: int = Field(ge=1)
+    sequence: int = Field(ge=2)
+    global_batch: int = Field(ge=1)
+    micro_batch: int | None = Field(default=None, ge=1)
+    checkpoint_every: int = Field(default=100, ge=1)
+    keep_checkpoints: int = Field(default=3, ge=1)
+    reshard_after_forward: bool = True
+    record_samples: bool = False
+
+
+class TrainingJob(Spec):
+    """All that the workers of one training attempt need.
+
+    Attributes:
+        order: The attempt.
+        training: The shared settings, with the vocabulary filled in.
+        dataset: What to train on.
+        start: A checkpoint whose weights to start from; None starts from fresh ones.
+        resume: The committed checkpoint of this stage to go on from.
+        lora: Train adapters only; needs `start`.
+        tokenizer: Set to export the final weights, with this tokenizer beside them.
+    """
+
+    order: AttemptOrder
+    training: Training
+    dataset: Artefact
+    start: Artefact | None = None
+    resume: Position | None = None
+    lora: Lora | None = None
+    tokenizer: Artefact | None = None
+
+
+class Weights(Spec):
+    """A network to evaluate: a checkpoint, perhaps with an adapter on it."""
+
+    name: str
+    checkpoint: Artefact
+    adapter: Artefact | None = None
+
+
+class EvaluationJob(Spec):
+    """All that the workers of one validation need.
+
+    Attributes:
+        weights: What to compare.
+        datasets: Name to dataset; the held-out split is used.
+        sequence: Tokens of one sample.
+        batch: Samples that one card takes at once.
+        max_samples: Of each dataset.
+        prompt_tokens, sample_tokens: Lengths of the prompt and of the generated text.
+        prompt_from: The dataset whose first held-out sample gives the prompt.
+    """
+
+    order: AttemptOrder
+    weights: tuple[Weights, ...]
+    datasets: dict[str, Artefact]
+    sequence: int
+    batch: int
+    max_samples: int
+    prompt_tokens: int
+    sample_tokens: int
+    prompt_from: str
+
+
+def family_of(model: Mapping[str, Any], where: str = "model") -> tuple[Any, Any]:
+    """The module of a model's family, and its settings.
+
+    Raises:
+        ConfigError: There is no such family, or a size cannot be.
+    """
+    kind = model.get("kind")
+    if not isinstance(kind, str):
+        raise ConfigError("a model needs a kind", where=f"{where}.kind")
+    family = load("octad.models", kind, where=f"{where}.kind")
+    return family, family.Settings.parse(model, where=where)
+
+
+def check_training(spec: StageSpec, training: Training) -> None:
+    """Refuse what the layout cannot divide.
+
+    Raises:
+        ConfigError: Names both numbers.
+    """
+    family, model = family_of(training.model, f"{spec.name}.model")
+    try:
+        family.check(model, spec.layout)
+        check_sequence(training.sequence, spec.layout, model.context)
+        _check_batch(training, spec.layout)
+    except ConfigError as error:
+        raise error.at(spec.name) from None
+    if training.optimizer.warmup_steps > training.steps:
+        raise ConfigError(
+            f"warm-up takes {training.optimizer.warmup_steps} steps, but there are only "
+            f"{training.steps}",
+            where=f"{spec.name}.optimizer.warmup_steps",
+        )
+
+
+def check_sequence(sequence: int, layout: Layout, context: int) -> None:
+    """Refuse a sequence that is longer than the model's context, or that `tp` cannot split."""
+    if sequence > context:
+        raise ConfigError(
+            f"a sequence of {sequence} is longer than the model's context of {context}",
+            where="sequence",
+        )
+    if sequence % layout.tp:
+        raise ConfigError(
+            f"a sequence of {sequence} cannot be divided by tp {layout.tp}", where="sequence"
+        )
+
+
+def _check_batch(training: Training, layout: Layout) -> None:
+    ranks = layout.data_parallel
+    if training.global_batch % ranks:
+        raise ConfigError(
+            f"a global batch of {training.global_batch} cannot be divided by {ranks} data-parallel "
+            "parts",
+            where="global_batch",
+            hint=f"use a multiple of {ranks}",
+        )
+    share = training.global_batch // ranks
+    if training.micro_batch and share % training.micro_batch:
+        raise ConfigError(
+            f"each card gets {share} samples of a step, which micro_batch {training.micro_batch} "
+            "does not divide",
+            where="micro_batch",
+        )
+
+
+def check_lora(spec: StageSpec, model: Mapping[str, Any], lora: Lora) -> None:
+    """Refuse an adapter on a layer that is not there, or split over `tp`."""
+    family, settings = family_of(model, f"{spec.name}.model")
+    known = family.layers(settings)
+    for target in lora.targets:
+        if target not in known:
+            raise ConfigError(
+                f"the model has no layer {target!r}",
+                where=f"{spec.name}.lora.targets",
+                hint=nearest(target, known),
+            )
+    if spec.layout.tp > 1:
+        raise ConfigError(
+            f"tp is {spec.layout.tp}, but adapters are not split over tp in this version",
+            where=f"{spec.name}.layout.tp",
+            hint="use tp 1 with dp_shard, or method: full",
+        )

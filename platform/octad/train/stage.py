@@ -1,0 +1,123 @@
+"""The driver's side of a training stage: inputs checked, workers started, artefacts back.
+
+Runs in the job's driver, which needs no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octad.errors import CheckpointError, ConfigError, DataError
+from octad.ports.stages import Context
+from octad.spec.artefacts import Artefact
+from octad.spec.checkpoints import Manifest
+from octad.storage import lineage
+from octad.train.settings import Lora, Training, TrainingJob, family_of
+
+Outcome = tuple[tuple[Artefact, ...], dict[str, float]]
+
+
+def train_stage(
+    context: Context,
+    training: Training,
+    *,
+    dataset: Artefact,
+    tokenizer: Artefact | None,
+    start: Artefact | None = None,
+    lora: Lora | None = None,
+) -> Outcome:
+    """Train on the workers of this attempt.
+
+    Args:
+        context: Of the attempt.
+        training: The shared settings.
+        dataset: What to train on.
+        tokenizer: Goes beside the exported weights; None exports none.
+        start: A checkpoint whose weights to start from.
+        lora: Train adapters on `start`.
+
+    Raises:
+        CheckpointError: `start` is damaged, or holds another model.
+        ConfigError: The model's vocabulary is smaller than the data's.
+    """
+    order = context.order
+    model = _with_vocabulary(training.model, vocabulary(context, dataset), order.stage.name)
+    if start is not None:
+        check_same_model(model, verified(context, start), start.uri)
+    job = TrainingJob(
+        order=order,
+        training=training.model_copy(update={"model": model}),
+        dataset=dataset,
+        start=start,
+        resume=context.base,
+        lora=lora,
+        tokenizer=tokenizer,
+    )
+    returned = on_workers(context, "octad.train.worker:train", job.plain())
+    artefacts = tuple(Artefact.parse(raw) for raw in returned["artefacts"])
+    return artefacts, returned["metrics"]
+
+
+def on_workers(context: Context, function: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Run a function on every card of the attempt; what rank 0 returned.
+
+    Raises:
+        OctadError: What a worker raised, or StageError for one that died.
+    """
+    from octad.train.group import run_group  # noqa: PLC0415  ray is not there on a laptop
+
+    order = context.order
+    name = f"{order.run}-{order.stage.name}-{order.attempt}"
+    return run_group(function, job, cards=order.stage.cards, name=name)
+
+
+def vocabulary(context: Context, dataset: Artefact) -> int:
+    """The number of tokens that a dataset was made with.
+
+    Raises:
+        DataError: It is not a dataset of ours.
+    """
+    raw = context.store.read_json(f"{context.store.key(dataset.uri)}/dataset.json")
+    if raw is None or not isinstance(raw.get("vocab"), int):
+        raise DataError("there is no dataset.json that names a vocabulary", where=dataset.uri)
+    return int(raw["vocab"])
+
+
+def verified(context: Context, checkpoint: Artefact) -> Manifest:
+    """The manifest of a checkpoint whose every file has been checked.
+
+    Raises:
+        CheckpointError: Names the file that is missing or damaged.
+    """
+    key = context.store.key(checkpoint.uri)
+    return lineage.verify(context.store, key, checkpoint.digest)
+
+
+def check_same_model(asked: dict[str, Any], manifest: Manifest, where: str) -> None:
+    """Refuse a checkpoint of another model than the one asked for.
+
+    Raises:
+        CheckpointError: Names the first size that differs.
+    """
+    for key in sorted({*asked, *manifest.model}):
+        ours, theirs = asked.get(key), manifest.model.get(key)
+        if ours != theirs:
+            raise CheckpointError(
+                f"the checkpoint's model has {key} {theirs}, the config has {ours}",
+                where=where,
+                hint="use the model that the checkpoint was made with",
+            )
+
+
+def _with_vocabulary(model: dict[str, Any], vocab: int, stage: str) -> dict[str, Any]:
+    _, settings = family_of(model, f"{stage}.model")
+    if settings.vocab is None:
+        settings = settings.model_copy(update={"vocab": vocab})
+    if settings.vocab < vocab:
+        raise ConfigError(
+            f"the model has {settings.vocab} tokens, but the data was made with {vocab}",
+            where=f"{stage}.model.vocab",
+            hint="leave it null to take the tokenizer's",
+        )
+    plain: dict[str, Any] = settings.plain()
+    return plain

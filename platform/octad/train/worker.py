@@ -1,0 +1,222 @@
+"""One training process of a stage attempt: what `octad.train.group` runs on every card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from octad.data.loader import Loader
+from octad.data.sampler import Order
+from octad.data.shards import TokenDataset
+from octad.errors import CheckpointError
+from octad.spec.artefacts import Artefact
+from octad.spec.checkpoints import DataPosition, Manifest
+from octad.spec.keys import AttemptKeys, StageKeys
+from octad.spec.stages import AttemptOrder, Position
+from octad.storage.objects import ObjectStore
+from octad.train import optimizers, precision, states
+from octad.train.artefacts import fetch, node_folder
+from octad.train.checkpoint import Checkpointer, artefact_of, load
+from octad.train.export import export
+from octad.train.loop import Loop
+from octad.train.mesh import Ranks, join
+from octad.train.parallelise import spread
+from octad.train.recorder import Recorder
+from octad.train.settings import TrainingJob, family_of
+
+
+def train(config: dict[str, Any]) -> dict[str, Any]:
+    """Train one stage to its last step. Returns the artefacts and final metrics, on rank 0.
+
+    Args:
+        config: A `TrainingJob` as plain data.
+    """
+    job = TrainingJob.parse(config)
+    ranks = join(job.order.stage.layout)
+    with node_folder(job.order) as folder:
+        recorder = None
+        if ranks.is_first:
+            keys = keys_of(job.order)
+            recorder = Recorder(job.order.store, keys, folder, job.training.steps)
+            recorder.phase("loading")
+        try:
+            return _Stage(job, ranks, recorder, folder).run()
+        finally:
+            if recorder is not None:
+                recorder.close()
+
+
+def keys_of(order: AttemptOrder) -> AttemptKeys:
+    """Where the attempt writes."""
+    return StageKeys(order.run, order.stage.name).attempt(order.attempt)
+
+
+def checkpoint_key(order: AttemptOrder, position: Position) -> str:
+    """Where a committed checkpoint of this stage lies."""
+    return (
+        StageKeys(order.run, order.stage.name).attempt(position.attempt).checkpoint(position.step)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Where a stage begins: fresh, or after a committed checkpoint."""
+
+    step: int = 0
+    tokens: int = 0
+    samples: int = 0
+
+
+class _Stage:
+    """One rank's view of one training attempt."""
+
+    def __init__(
+        self, job: TrainingJob, ranks: Ranks, recorder: Recorder | None, folder: Path
+    ) -> None:
+        self.job, self.ranks, self.recorder, self.folder = job, ranks, recorder, folder
+        self.training, self.order = job.training, job.order
+        self.store = ObjectStore(job.order.store)
+        self.keys = keys_of(job.order)
+        self.family, self.settings = family_of(job.training.model)
+        data = fetch(self.store, job.dataset, folder)
+        self.dataset = TokenDataset(data, "train", self.training.sequence)
+        self.model = spread(
+            self.family,
+            self.settings,
+            ranks,
+            seed=self.order.seed,
+            lora=job.lora,
+            mixed=precision.policy(self.training.precision),
+            reshard=self.training.reshard_after_forward,
+        )
+        self.optimizer = optimizers.build(self.model, self.training.optimizer)
+        self.metrics: dict[str, float] = {}
+
+    @property
+    def is_adapter(self) -> bool:
+        """Only adapters are trained and saved."""
+        return self.job.lora is not None
+
+    def run(self) -> dict[str, Any]:
+        """Load, train, save, export."""
+        start = self._load(self.model, self.optimizer)
+        position = self.job.resume
+        if start.step < self.training.steps:
+            position = self._train(start)
+        assert position is not None
+        artefacts = [artefact_of(self.order.store, self.order, position)]
+        if self.job.tokenizer is not None:
+            artefacts += self._export(self.job.tokenizer)
+        return {"artefacts": [a.plain() for a in artefacts], "metrics": self.metrics}
+
+    def _load(self, model: nn.Module, optimizer: Optimizer) -> _Start:
+        if self.job.start is not None and (self.is_adapter or self.job.resume is None):
+            load(
+                self.order.store,
+                self.store.key(self.job.start.uri),
+                states.weights(model, adapter=False),
+            )
+        if self.job.resume is None:
+            return _Start()
+        state = states.full(model, optimizer, adapter=self.is_adapter)
+        manifest = load(self.order.store, checkpoint_key(self.order, self.job.resume), state)
+        states.restore(model, optimizer, state, adapter=self.is_adapter)
+        return self._continued(manifest)
+
+    def _continued(self, manifest: Manifest) -> _Start:
+        if manifest.data is None or manifest.data.fingerprint != self.dataset.fingerprint:
+            raise CheckpointError(
+                "the checkpoint was made on other data",
+                where=str(self.job.resume),
+                hint="resume from the stage that made the data",
+            )
+        return _Start(manifest.position.step, manifest.tokens, manifest.data.samples)
+
+    def _train(self, start: _Start) -> Position:
+        checkpointer = self._checkpointer()
+        order = Order(len(self.dataset), self.order.seed)
+        loader = Loader(
+            self.dataset,
+            order,
+            start=start.samples,
+            global_batch=self.training.global_batch,
+            rank=self.ranks.data_rank,
+            num_ranks=self.ranks.layout.data_parallel,
+        )
+        if self.recorder is not None:
+            self.recorder.phase("working")
+
+        def after_step(step: int, metrics: dict[str, float], indices: Any) -> None:
+            if self.training.record_samples and self.ranks.is_tp_first:
+                self._record_samples(step, indices)
+            if self.recorder is not None:
+                self.recorder.step(step, metrics)
+            self.metrics = {k: metrics[k] for k in ("loss", "tokens", "tokens_per_s")}
+            if step % self.training.checkpoint_every == 0 or step == self.training.steps:
+                samples = start.samples + (step - start.step) * self.training.global_batch
+                checkpointer.save(
+                    step,
+                    states.full(self.model, self.optimizer, adapter=self.is_adapter),
+                    tokens=round(metrics["tokens"]),
+                    data=DataPosition(
+                        fingerprint=self.dataset.fingerprint,
+                        seed=self.order.seed,
+                        samples=samples,
+                    ),
+                )
+
+        loop = Loop(
+            self.ranks,
+            self.model,
+            self.optimizer,
+            self.training,
+            after_step,
+            lambda: checkpointer.blocked_s,
+        )
+        batches: Iterator[Any] = iter(loader)
+        loop.run(batches, first=start.step + 1, tokens=start.tokens)
+        if self.recorder is not None:
+            self.recorder.phase("saving")
+        position = checkpointer.finish()
+        assert position is not None
+        return position
+
+    def _checkpointer(self) -> Checkpointer:
+        lora = self.job.lora
+        return Checkpointer(
+            self.order.store,
+            self.order,
+            content="adapter" if self.is_adapter else "full",
+            model=self.settings.plain(),
+            dtype="float32",
+            layout=self.ranks.layout,
+            base=self.job.start if self.is_adapter else None,
+            adapter=None if lora is None else lora.plain(),
+            parent=self.job.resume,
+            keep=self.training.keep_checkpoints,
+            recorder=self.recorder,
+        )
+
+    def _record_samples(self, step: int, indices: Any) -> None:
+        line = json.dumps({"step": step, "indices": [int(i) for i in indices]}) + "\n"
+        name = f"samples/rank-{self.ranks.data_rank}-{step:08d}.jsonl"
+        self.store.put(f"{self.keys.root}/{name}", line.encode())
+
+    def _export(self, tokenizer: Artefact) -> list[Artefact]:
+        made = export(
+            self.model,
+            self.family,
+            self.settings,
+            self.ranks,
+            tokenizer=fetch(self.store, tokenizer, self.folder),
+            folder=self.folder,
+            store=self.store,
+            key=f"{self.keys.artefacts}weights",
+        )
+        return [] if made is None else [made]
