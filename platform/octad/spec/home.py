@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,12 @@ class Home:
     """`$OCTAD_HOME`, or `~/.octad`."""
 
     root: Path
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Home:
+        """The home that an environment names."""
+        named = environ.get("OCTAD_HOME", "")
+        return cls(Path(named).expanduser().absolute() if named else Path.home() / ".octad")
 
     @property
     def token(self) -> Path:

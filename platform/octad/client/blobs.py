@@ -1,0 +1,35 @@
+"""Content given to the store, named by its sha256."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import IO
+
+from octad.client.wire import Wire
+from octad.errors import NotFoundError
+
+_BLOCK = 1 << 20
+
+
+def has_blob(wire: Wire, digest: str) -> bool:
+    """Whether the store holds this content (sha256 in hex)."""
+    try:
+        wire.send("HEAD", f"/api/blobs/{digest}")
+    except NotFoundError:
+        return False
+    return True
+
+
+def put_blob(wire: Wire, digest: str, body: bytes | IO[bytes]) -> None:
+    """Give the store some content; idempotent."""
+    wire.send("PUT", f"/api/blobs/{digest}", body, {"Content-Type": "application/octet-stream"})
+
+
+def digest_of(path: Path) -> str:
+    """The sha256 of a file, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

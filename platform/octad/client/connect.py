@@ -1,0 +1,171 @@
+"""Find the control plane: a remote one from the environment, else the one of this home."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from octad import __version__
+from octad.client.wire import Address, Wire
+from octad.errors import AccessError, ConflictError, OctadError, UnreachableError
+from octad.spec.home import Home
+
+# Equal to octad.spec.server.API_VERSION (a test says so); that module costs too much to import here.
+API_VERSION = 1
+
+
+def connect(
+    environ: Mapping[str, str] = os.environ, *, patience_s: float = 5.0, may_start: bool = True
+) -> Wire:
+    """The control plane that commands speak to; one on loopback is started if none answers.
+
+    Args:
+        environ: OCTAD_URL with OCTAD_TOKEN or OCTAD_TOKEN_FILE names a remote one; OCTAD_HOME the
+            home of a local one.
+        patience_s: How long a call goes on trying.
+        may_start: Whether one may be started here.
+
+    Raises:
+        UnreachableError: None answers.
+        ConflictError: It speaks another version.
+        AccessError: OCTAD_URL is set, but no token.
+    """
+    url = environ.get("OCTAD_URL", "").rstrip("/")
+    if url:
+        wire = Wire(Address(url, _remote_token(environ)), patience_s=patience_s)
+        check_version(wire)
+        return wire
+    home = Home.of(environ)
+    address = local_address(home, may_start=may_start)
+    return Wire(address, patience_s=patience_s, revive=lambda: _revived(home))
+
+
+def local_address(home: Home, *, may_start: bool = True) -> Address:
+    """Where the control plane of a home listens; starts it if it does not answer.
+
+    Raises:
+        UnreachableError: It does not answer and may not, or could not, be started.
+        ConflictError: It speaks another version.
+    """
+    token = read_token(home)
+    running = answering(home, token)
+    if running is not None and not _is_outdated(running):
+        address = Address(str(running["url"]), token)
+        check_version(Wire(address))
+        return address
+    if not may_start:
+        raise UnreachableError(
+            "no control plane runs here", where=str(home.root), hint="start it with 'octad up'"
+        )
+    starter: Any = importlib.import_module("octad.client.start")  # composes: slow to import
+    started: Address = starter.start(home, outdated=running)
+    return started
+
+
+def answering(home: Home, token: str) -> dict[str, Any] | None:
+    """The recorded endpoint of a home, if a control plane answers there."""
+    endpoint = read_endpoint(home)
+    if endpoint is None:
+        return None
+    try:
+        health = Wire(Address(endpoint["url"], token), patience_s=0).json("GET", "/api/health")
+    except OctadError:
+        return None
+    return {**endpoint, "version": health.get("version"), "api": health.get("api")}
+
+
+def read_endpoint(home: Home) -> dict[str, Any] | None:
+    """What `endpoint.json` says, or None."""
+    try:
+        endpoint = json.loads(home.endpoint.read_text())
+        return endpoint if isinstance(endpoint["url"], str) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_token(home: Home) -> str:
+    """The token of a home, made if there is none."""
+    try:
+        token = home.token.read_text().strip()
+    except FileNotFoundError:
+        token = ""
+    return token or _make_token(home)
+
+
+def check_version(wire: Wire) -> None:
+    """Refuse a control plane that speaks another version of the wire types.
+
+    Raises:
+        ConflictError: It does.
+        UnreachableError: It does not answer, or is something else.
+    """
+    health = wire.json("GET", "/api/health")
+    api = health.get("api") if isinstance(health, dict) else None
+    if not isinstance(api, int):
+        raise UnreachableError(
+            "answers, but is not a control plane", where=wire.address.url, hint="see OCTAD_URL"
+        )
+    if api != API_VERSION:
+        theirs = health.get("version")
+        older = "this command" if api > API_VERSION else "the control plane"
+        raise ConflictError(
+            f"the control plane is octad {theirs} (API {api}), this command is octad {__version__} "
+            f"(API {API_VERSION})",
+            where=wire.address.url,
+            hint=f"update {older}",
+        )
+
+
+def _is_outdated(endpoint: Mapping[str, Any]) -> bool:
+    """Another version of octad, or one whose Python has been removed from under it."""
+    python = str(endpoint.get("python") or "")
+    return endpoint.get("version") != __version__ or bool(python and not Path(python).exists())
+
+
+def _revived(home: Home) -> Address:
+    """The address after a control plane died; one that was shut down on purpose stays down."""
+    if read_endpoint(home) is None:
+        raise UnreachableError(
+            "the control plane was shut down", where=str(home.root), hint="'octad up' starts it"
+        )
+    return local_address(home)
+
+
+def _remote_token(environ: Mapping[str, str]) -> str:
+    token = environ.get("OCTAD_TOKEN", "").strip()
+    named = environ.get("OCTAD_TOKEN_FILE", "")
+    if not token and named:
+        try:
+            token = Path(named).expanduser().read_text().strip()
+        except OSError as error:
+            raise AccessError(
+                f"cannot read the token ({error.strerror})", where=named, hint="OCTAD_TOKEN_FILE"
+            ) from None
+    if not token:
+        raise AccessError(
+            "OCTAD_URL is set, but there is no token",
+            where=environ["OCTAD_URL"],
+            hint="set OCTAD_TOKEN or OCTAD_TOKEN_FILE",
+        )
+    return token
+
+
+def _make_token(home: Home) -> str:
+    """Make the token; where two do so at once, both get the same."""
+    home.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = home.root / f".token-{secrets.token_hex(8)}"
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_urlsafe(32))
+    try:
+        os.link(fresh, home.token)
+    except FileExistsError:
+        pass
+    finally:
+        fresh.unlink()
+    return home.token.read_text().strip()
