@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ from octad.spec.stages import StoreSpec
 
 SCHEMES = ("file", "s3", "gs", "az", "memory")
 _CHUNK_BYTES = 4 * 1024 * 1024
+_PART_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,14 @@ class ObjectStore:
         with _translated(self.url(key)):
             obstore.put(self._store, key, path)
 
+    def put_chunks(self, key: str, chunks: Iterable[bytes]) -> None:
+        """Write or replace an object piece by piece; it appears whole or not at all.
+
+        What `chunks` raises comes out as it is, and nothing is left behind.
+        """
+        with _translated(self.url(key)):
+            obstore.put(self._store, key, chunks, chunk_size=_PART_BYTES)
+
     def get(self, key: str) -> bytes:
         """The whole object.
 
@@ -110,6 +119,16 @@ class ObjectStore:
         """
         with _translated(self.url(key)):
             return bytes(obstore.get(self._store, key).bytes())
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """`length` bytes of an object from `offset` on.
+
+        Raises:
+            NotFoundError: There is none.
+            StorageError: It is shorter.
+        """
+        with _translated(self.url(key)):
+            return bytes(obstore.get_range(self._store, key, start=offset, length=length))
 
     def find(self, key: str) -> bytes | None:
         """The whole object, or None."""

@@ -1,0 +1,126 @@
+"""Artefacts in the store: folders with a manifest, or single objects; every byte has a digest.
+
+A folder artefact is `<key>/...files...` and `<key>/manifest.json`, written last, which lists each
+file with its size and digest. The artefact's own digest is that of the manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from octad.errors import CheckpointError, DataError
+from octad.spec.artefacts import Artefact, ArtefactType
+from octad.spec.checkpoints import StoredFile
+from octad.storage.lineage import MANIFEST, verify_files
+from octad.storage.objects import ObjectStore, digest_of
+
+_LOG = logging.getLogger(__name__)
+
+
+def publish_folder(
+    store: ObjectStore, key: str, name: str, kind: ArtefactType, folder: Path
+) -> Artefact:
+    """Upload a local folder under `key`, its manifest last.
+
+    Raises:
+        DataError: It holds no file, or one that has the manifest's name.
+    """
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    if not paths:
+        raise DataError(f"the artefact {name!r} has no files", where=str(folder))
+    if folder / MANIFEST in paths:
+        raise DataError(
+            f"{MANIFEST} is a name that the store needs for itself",
+            where=str(folder / MANIFEST),
+            hint="give the file another name, or put it in a folder",
+        )
+    files = []
+    for path in paths:
+        inside = path.relative_to(folder).as_posix()
+        stored = _stored(inside, path)
+        store.put_file(f"{key}/{inside}", path)
+        files.append(stored.plain())
+    raw = json.dumps({"files": files}, sort_keys=True).encode()
+    store.put(f"{key}/{MANIFEST}", raw)
+    return Artefact(name=name, type=kind, uri=store.url(key), digest=digest_of(raw))
+
+
+def publish_object(
+    store: ObjectStore, key: str, name: str, kind: ArtefactType, data: bytes
+) -> Artefact:
+    """Store bytes as an artefact."""
+    store.put(key, data)
+    return Artefact(name=name, type=kind, uri=store.url(key), digest=digest_of(data))
+
+
+def fetch(store: ObjectStore, artefact: Artefact, folder: Path) -> Path:
+    """An artefact as a local folder or file, every byte of it checked.
+
+    Args:
+        store: Where it lies.
+        artefact: What is wanted.
+        folder: Where to download to; a store that is a local folder gives the artefact in place,
+            which must then not be written to.
+
+    Raises:
+        DataError: A file is missing or was changed; names it.
+    """
+    key = store.key(artefact.uri)
+    raw = store.find(f"{key}/{MANIFEST}")
+    if raw is None:
+        return _fetch_object(store, artefact, folder)
+    if digest_of(raw) != artefact.digest:
+        raise DataError("its manifest was changed", where=artefact.uri)
+    files = _files(raw, artefact.uri)
+    local = store.local_path(key)
+    if local is not None:
+        try:
+            verify_files(store, key, files)
+        except CheckpointError as error:
+            raise DataError(error.what, where=error.where) from None
+        return local
+    target = folder / artefact.digest.removeprefix("sha256:")[:32]
+    for file in files:
+        path = target / file.path
+        if path.resolve() != path.absolute() or target.resolve() not in path.resolve().parents:
+            raise DataError(f"names a file outside its folder: {file.path!r}", where=artefact.uri)
+        if not path.exists():
+            store.download(f"{key}/{file.path}", path)
+        if _stored(file.path, path) != file:
+            path.unlink()
+            raise DataError(
+                "was changed: its digest is wrong", where=store.url(f"{key}/{file.path}")
+            )
+    return target
+
+
+def _fetch_object(store: ObjectStore, artefact: Artefact, folder: Path) -> Path:
+    key = store.key(artefact.uri)
+    if store.size(key) is None:
+        raise DataError(f"the artefact {artefact.name!r} is missing", where=artefact.uri)
+    if store.digest(key) != artefact.digest:
+        raise DataError("was changed: its digest is wrong", where=artefact.uri)
+    local = store.local_path(key)
+    if local is not None:
+        return local
+    path = folder / artefact.digest.removeprefix("sha256:")[:32] / key.rpartition("/")[2]
+    store.download(key, path)
+    return path
+
+
+def _files(raw: bytes, where: str) -> tuple[StoredFile, ...]:
+    try:
+        listed: list[dict[str, Any]] = json.loads(raw)["files"]
+    except (ValueError, KeyError, TypeError):
+        raise DataError("its manifest lists no files", where=where) from None
+    return tuple(StoredFile.parse(entry, where=where) for entry in listed)
+
+
+def _stored(inside: str, path: Path) -> StoredFile:
+    with path.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    return StoredFile(path=inside, size=path.stat().st_size, digest=f"sha256:{digest}")
