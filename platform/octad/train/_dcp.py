@@ -1,0 +1,326 @@
+"""torch's distributed checkpoints on our object store.
+
+Every rank streams its shard to the store and hashes it on the way. The format inside the shards
+is that of torch's own file system writer, so its tools open a downloaded checkpoint too. Reading
+runs no code that a checkpoint could bring along.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint import metadata as dcp_metadata
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from octad.errors import CheckpointError, StorageError
+from octad.spec.checkpoints import Manifest, StoredFile
+from octad.storage.objects import ObjectStore, digest_of
+
+METADATA = ".metadata"
+_DCP_VERSION = "1.0.0"
+# On top of the tensors: headers, plain values, the index.
+_OVERHEAD_BYTES_PER_ITEM, _SPARE_BYTES = 2048, 1 << 20
+
+
+@dataclass(frozen=True)
+class _Written(WriteResult):
+    """What torch wants to know about one item, and the file that it went to."""
+
+    file: StoredFile
+
+
+class ShardWriter(StorageWriter):
+    """Writes one checkpoint.
+
+    Args:
+        store: Where to.
+        folder_key: The checkpoint's folder, without a trailing slash.
+        token: Makes this writer's file names its own; the same on every rank.
+        commit: Called on the first rank with the metadata's bytes and the shards of all ranks,
+            when they are all in the store.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        folder_key: str,
+        token: str,
+        commit: Callable[[bytes, tuple[StoredFile, ...]], None],
+    ) -> None:
+        super().__init__()
+        self._store, self._folder, self._token, self._commit = store, folder_key, token, commit
+        self._rank = 0
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Nothing is kept between checkpoints."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Where to write is given to the constructor alone."""
+        return False
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001
+        """Learn this process's rank."""
+        self._rank = kwargs.get("rank") or 0
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Nothing to add."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Refuse what will not fit, before anything is written.
+
+        Raises:
+            StorageError: The store has less space left than all shards take.
+        """
+        free = self._store.bytes_free()
+        needed = sum(_planned_bytes(item) for plan in plans for item in plan.items) + _SPARE_BYTES
+        if free is not None and free < needed:
+            raise StorageError(
+                f"no space left: a checkpoint takes {needed} bytes, {free} are free",
+                where=self._store.spec.url,
+                hint="free space",
+            )
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Stream this rank's items to one object."""
+        name = f"shard-{self._rank:05d}-{self._token}.distcp"
+        written: list[tuple[WriteItem, int, int]] = []
+        sha = hashlib.sha256()
+        size = 0
+
+        def chunks() -> Iterator[bytes]:
+            nonlocal size
+            for item in plan.items:
+                raw = _serialised(item, planner)
+                written.append((item, size, len(raw)))
+                sha.update(raw)
+                size += len(raw)
+                yield raw
+
+        results: list[WriteResult] = []
+        if plan.items:
+            self._store.put_chunks(f"{self._folder}/{name}", chunks())
+            file = StoredFile(path=name, size=size, digest=f"sha256:{sha.hexdigest()}")
+            results = [
+                _Written(item.index, length, _StorageInfo(name, offset, length), file)
+                for item, offset, length in written
+            ]
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(results)
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """On the first rank: commit."""
+        written = [cast("_Written", result) for ranks in results for result in ranks]
+        metadata.version = _DCP_VERSION
+        metadata.storage_data = {result.index: result.storage_data for result in written}
+        metadata.storage_meta = StorageMeta(checkpoint_id=self._folder, save_id=self._token)
+        shards = {result.file.path: result.file for result in written}
+        self._commit(pickle.dumps(metadata), tuple(shards[path] for path in sorted(shards)))
+
+
+class ShardReader(StorageReader):
+    """Reads one checkpoint.
+
+    Args:
+        store: Where from.
+        folder_key: The checkpoint's folder, without a trailing slash.
+        manifest: What the checkpoint should be.
+
+    Raises:
+        CheckpointError: The metadata is missing, changed, or holds what it must not.
+    """
+
+    def __init__(self, store: ObjectStore, folder_key: str, manifest: Manifest) -> None:
+        super().__init__()
+        self._store, self._folder = store, folder_key
+        self._listed = {file.path: file for file in manifest.files}
+        self._metadata = self._checked_metadata()
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Nothing is kept between checkpoints."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Where to read is given to the constructor alone."""
+        return False
+
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
+        """The index of the shards."""
+        return self._metadata
+
+    def set_up_storage_reader(
+        self,
+        metadata: Metadata,
+        is_coordinator: bool,  # noqa: FBT001
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Nothing to set up."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """In the order in which things lie in the shards."""
+        places = self._metadata.storage_data
+        return replace(plan, items=sorted(plan.items, key=lambda item: _place(places, item)))
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Nothing to add."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what this rank needs, and nothing else."""
+        place, raw = None, b""
+        for item in plan.items:
+            info: _StorageInfo = self._metadata.storage_data[item.storage_index]
+            if info != place:
+                place, raw = info, self._read(info)
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, io.BytesIO(raw))
+            else:
+                _fill(item, planner, raw)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _read(self, info: _StorageInfo) -> bytes:
+        if info.relative_path not in self._listed:
+            raise CheckpointError(
+                f"{info.relative_path} is not in the manifest", where=self._store.url(self._folder)
+            )
+        key = f"{self._folder}/{info.relative_path}"
+        return self._store.get_range(key, info.offset, info.length)
+
+    def _checked_metadata(self) -> Metadata:
+        key = f"{self._folder}/{METADATA}"
+        raw, listed = self._store.find(key), self._listed.get(METADATA)
+        if raw is None or listed is None:
+            raise CheckpointError(f"{METADATA} is missing", where=self._store.url(key))
+        if digest_of(raw) != listed.digest:
+            raise CheckpointError(
+                f"{METADATA} was changed: its digest is wrong", where=self._store.url(key)
+            )
+        try:
+            loaded = _MetadataUnpickler(io.BytesIO(raw)).load()
+        except (pickle.UnpicklingError, EOFError, AttributeError, TypeError) as error:
+            raise CheckpointError(
+                f"{METADATA} cannot be read: {error}", where=self._store.url(key)
+            ) from None
+        assert isinstance(loaded, Metadata)
+        return loaded
+
+
+class PlainLoadPlanner(DefaultLoadPlanner):
+    """torch's planner, which would unpickle anything, kept to plain data."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Load a plain value.
+
+        Raises:
+            CheckpointError: It is not plain.
+        """
+        try:
+            plain = torch.load(value, weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise CheckpointError(
+                f"{read_item.dest_index.fqn} is not plain data: {str(error).splitlines()[0]}"
+            ) from None
+        buffer = io.BytesIO()
+        torch.save(plain, buffer)
+        buffer.seek(0)
+        super().load_bytes(read_item, buffer)
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Knows the classes that an index is made of, and no others."""
+
+    _KNOWN = frozenset(
+        {
+            ("collections", "OrderedDict"),
+            ("torch", "Size"),
+            ("torch.serialization", "_get_layout"),
+            ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        }
+        | {
+            (dcp_metadata.__name__, name)
+            for name in (
+                "BytesStorageMetadata",
+                "ChunkStorageMetadata",
+                "Metadata",
+                "MetadataIndex",
+                "StorageMeta",
+                "TensorProperties",
+                "TensorStorageMetadata",
+                "_MEM_FORMAT_ENCODING",
+            )
+        }
+    )
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        """The class of this name, if it may be in an index."""
+        if (module_name, global_name) in self._KNOWN:
+            return super().find_class(module_name, global_name)
+        if module_name == "torch" and isinstance(getattr(torch, global_name, None), torch.dtype):
+            return getattr(torch, global_name)
+        raise pickle.UnpicklingError(f"{module_name}.{global_name} does not belong there")
+
+
+def _planned_bytes(item: WriteItem) -> int:
+    if item.tensor_data is None:
+        return _OVERHEAD_BYTES_PER_ITEM
+    tensor = item.tensor_data
+    return tensor.chunk.sizes.numel() * tensor.properties.dtype.itemsize + _OVERHEAD_BYTES_PER_ITEM
+
+
+def _serialised(item: WriteItem, planner: SavePlanner) -> bytes:
+    data = planner.resolve_data(item)
+    if item.type == WriteItemType.BYTE_IO:
+        return cast("io.BytesIO", data).getvalue()
+    tensor = cast("Tensor", data).detach().cpu()
+    if tensor.untyped_storage().size() != tensor.nbytes:
+        tensor = tensor.clone()  # torch.save writes a view's whole storage
+    buffer = io.BytesIO()
+    torch.save(tensor, buffer)
+    return buffer.getvalue()
+
+
+def _fill(item: ReadItem, planner: LoadPlanner, raw: bytes) -> None:
+    saved = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+    part = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
+    target = planner.resolve_tensor(item).detach()
+    if target.size() != part.size():
+        raise CheckpointError(
+            f"{item.dest_index.fqn} is {tuple(part.size())} in the checkpoint, "
+            f"and {tuple(target.size())} here"
+        )
+    target.copy_(part)
+    planner.commit_tensor(item, target)
+
+
+def _place(places: dict[Any, Any], item: ReadItem) -> tuple[str, int]:
+    info: _StorageInfo = places[item.storage_index]
+    return info.relative_path, info.offset

@@ -1,0 +1,382 @@
+"""Checkpoints: written by every rank at once while training goes on, committed by one object.
+
+`save` copies the state to host memory and returns. A thread then streams each rank's shard to the
+store; when all are there, and the metrics of all steps up to this one too, the first rank creates
+the manifest. Its creation is the commit. Nothing that goes wrong before it harms an older
+checkpoint or stops the training: it is noted, and the next save tries again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+
+from octad import __version__
+from octad.errors import CheckpointError, FencedError, NotFoundError, OctadError, StorageError
+from octad.spec.artefacts import Artefact
+from octad.spec.checkpoints import DataPosition, Manifest, StoredFile
+from octad.spec.keys import StageKeys
+from octad.spec.layouts import Layout
+from octad.spec.stages import AttemptOrder, Position, StoreSpec
+from octad.storage import lineage
+from octad.storage.objects import ObjectStore, digest_of
+from octad.train._dcp import METADATA, PlainLoadPlanner, ShardReader, ShardWriter
+from octad.train.recorder import Recorder
+
+_LOG = logging.getLogger(__name__)
+_GROUP_LIMIT = timedelta(hours=2)  # the slowest rank's upload, with the store's own retries
+_FLUSH_LIMIT_S = 120.0
+_TOPIC = "checkpoint"  # of the note: a newer failure takes the place of an older one
+
+
+class Checkpointer:
+    """Saves one stage's checkpoints. Made on every rank, after the process group is up.
+
+    Args:
+        store: Where everything lies.
+        order: The attempt.
+        content: `full`, or `adapter` for what fine-tuning added.
+        model: The resolved model settings.
+        dtype: Of the weights.
+        layout: The mesh that writes.
+        base: For an adapter: the checkpoint it adapts.
+        adapter: For an adapter: its settings.
+        parent: The checkpoint that this attempt goes on from.
+        keep: How many of the newest commits are kept.
+        recorder: On the first rank; it is flushed before each commit.
+
+    Attributes:
+        blocked_s: Seconds that the training had to wait for checkpoints so far.
+        failures: One line for each save that could not be committed.
+    """
+
+    def __init__(  # noqa: PLR0913  what a manifest says, each by name
+        self,
+        store: StoreSpec,
+        order: AttemptOrder,
+        *,
+        content: Literal["full", "adapter"],
+        model: Mapping[str, Any],
+        dtype: Any,
+        layout: Layout,
+        base: Artefact | None = None,
+        adapter: Mapping[str, Any] | None = None,
+        parent: Position | None = None,
+        keep: int = 3,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.blocked_s = 0.0
+        self.failures: list[str] = []
+        self._store = ObjectStore(store)
+        self._order, self._keep, self._recorder = order, max(keep, 1), recorder
+        self._stage_keys = StageKeys(order.run, order.stage.name)
+        self._keys = self._stage_keys.attempt(order.attempt)
+        plain = json.loads(json.dumps(dict(model)))
+        self._about = {
+            "content": content,
+            "run": order.run,
+            "stage": order.stage.name,
+            "layout": layout,
+            "dtype": str(dtype).removeprefix("torch."),
+            "model": plain,
+            "model_digest": digest_of(_canonical(plain)),
+            "parent": parent,
+            "base": base,
+            "adapter": None if adapter is None else dict(adapter),
+            "versions": {"torch": torch.__version__, "octad": __version__},
+        }
+        # Its own group: the training's collectives run at the same time.
+        self._group = dist.new_group(backend="gloo", timeout=_GROUP_LIMIT)
+        self._is_first = dist.get_rank() == 0
+        self._newest = parent
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=torch.cuda.is_available(),
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=False,
+            )
+        )
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[Position] | None = None
+
+    def save(
+        self, step: int, state: dict[str, Any], *, tokens: int, data: DataPosition | None
+    ) -> None:
+        """Start saving, and return when `state` may change again. Every rank must call this.
+
+        Record the step's metrics before: they are in the store when the commit is.
+
+        Args:
+            step: Steps taken so far.
+            state: Tensors, sharded or not, and plain data, in dicts.
+            tokens: Trained on so far.
+            data: Where the data stands.
+
+        Raises:
+            FencedError: A newer attempt has begun; nothing that this one saves counts any more.
+            CheckpointError: `state` holds something that is neither a tensor nor plain data.
+        """
+        with self._timed():
+            self._settle()
+            _check_plain(state)
+            staged = self._stager.stage(state)
+            # The same on every rank, and on no other writer's.
+            writer = [secrets.token_hex(4)]
+            dist.broadcast_object_list(writer, src=0, group=self._group)
+        say = {"tokens": tokens, "data": data}
+        self._pending = self._thread.submit(self._write, step, staged, writer[0], say)
+
+    def finish(self) -> Position | None:
+        """Wait for the last save; the newest commit, or None. Every rank must call this.
+
+        Raises:
+            StorageError: The last save could not be committed.
+            FencedError: A newer attempt has begun.
+        """
+        with self._timed():
+            failure = self._settle()
+        if failure is not None:
+            raise failure
+        return self._newest
+
+    def _settle(self) -> StorageError | None:
+        """Wait for the save that is under way; why it was not committed, if so."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return None
+        try:
+            self._newest = pending.result()
+        except StorageError as error:
+            self.failures.append(str(error))
+            return error
+        return None
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.blocked_s += time.perf_counter() - started
+
+    # --- on the thread
+
+    def _write(self, step: int, staged: Any, token: str, say: dict[str, Any]) -> Position:
+        position = Position(attempt=self._order.attempt, step=step)
+        folder = self._keys.checkpoint(step)
+
+        def commit(metadata: bytes, shards: tuple[StoredFile, ...]) -> None:
+            self._commit(position, metadata, shards, say)
+
+        writer = ShardWriter(self._store, folder, token, commit)
+        try:
+            save_shards(staged, storage_writer=writer, process_group=self._group)
+        except CheckpointException as error:
+            reason = _reason(error)
+            if self._is_first:
+                self._clear(folder, token)
+                self._report(step, reason)
+            raise reason from None
+        if self._is_first:
+            self._retain()
+        return position
+
+    def _commit(
+        self,
+        position: Position,
+        metadata: bytes,
+        shards: tuple[StoredFile, ...],
+        say: dict[str, Any],
+    ) -> None:
+        """Make the checkpoint count. Only on the first rank, when all shards are in the store."""
+        folder = self._keys.checkpoint(position.step)
+        self._create(f"{folder}/{METADATA}", metadata)
+        index = StoredFile(path=METADATA, size=len(metadata), digest=digest_of(metadata))
+        manifest = Manifest(position=position, files=(*shards, index), **self._about, **say)
+        if self._recorder is not None and not self._recorder.flush(_FLUSH_LIMIT_S):
+            raise StorageError(
+                "the metrics of its steps could not be written", where=self._store.spec.url
+            )
+        self._check_fence()
+        self._create(self._keys.manifest(position.step), manifest.model_dump_json().encode())
+
+    def _create(self, key: str, data: bytes) -> None:
+        """Create an object, exactly once among all writers.
+
+        Raises:
+            FencedError: There is one already, made by another writer.
+            StorageError: It is not there.
+        """
+        try:
+            if self._store.create(key, data):
+                return
+        except StorageError:
+            # The answer was lost, perhaps not the object.
+            if self._store.find(key) != data:
+                raise
+            return
+        if self._store.find(key) != data:
+            raise FencedError(
+                "another writer has saved this step",
+                where=self._store.url(key),
+                hint="one is enough",
+            )
+
+    def _check_fence(self) -> None:
+        newest = lineage.newest_epoch(self._store, self._stage_keys)
+        if newest > self._order.attempt:
+            raise FencedError(
+                f"attempt {newest} of {self._order.stage.name} has begun",
+                where=self._order.run,
+                hint="this one changes nothing any more",
+            )
+
+    def _clear(self, folder: str, token: str) -> None:
+        """Remove what this save has written, unless it is committed after all."""
+        try:
+            raw = self._store.find(f"{folder}/{lineage.MANIFEST}")
+            if raw is not None and token.encode() in raw:
+                return
+            keys = [meta.key for meta in self._store.walk(f"{folder}/") if token in meta.key]
+            if raw is None:
+                keys.append(f"{folder}/{METADATA}")
+            self._store.delete(keys)
+        except OctadError as error:
+            _LOG.warning("what is left of a failed save stays in %s: %s", folder, error)
+
+    def _report(self, step: int, reason: OctadError) -> None:
+        newest = "none is" if self._newest is None else f"step {self._newest.step} is"
+        text = f"the checkpoint at step {step} was not saved: {reason}; {newest} the newest"
+        _LOG.warning("%s", text)
+        if self._recorder is not None:
+            self._recorder.note(text, topic=_TOPIC)
+
+    def _retain(self) -> None:
+        """Remove the oldest commits, manifest first; only while a newer one is surely there."""
+        try:
+            committed = lineage.positions(self._store, self._stage_keys, self._order.since)
+            older = committed[: -self._keep]
+            if not older or not self._is_whole(committed[-1]):
+                return
+            self._check_fence()
+            for position in older:
+                keys = self._stage_keys.attempt(position.attempt)
+                self._store.delete([keys.manifest(position.step)])
+                inside = self._store.walk(f"{keys.checkpoint(position.step)}/")
+                self._store.delete([meta.key for meta in inside])
+        except (FencedError, StorageError, CheckpointError) as error:
+            _LOG.warning("older checkpoints stay for now: %s", error)
+
+    def _is_whole(self, position: Position) -> bool:
+        """All files of a commit are there, by name and size."""
+        folder = self._stage_keys.attempt(position.attempt).checkpoint(position.step)
+        sizes = {meta.key: meta.size for meta in self._store.walk(f"{folder}/")}
+        manifest = lineage.read_manifest(self._store, folder)
+        return all(sizes.get(f"{folder}/{file.path}") == file.size for file in manifest.files)
+
+
+def load(store: StoreSpec, folder_key: str, state: dict[str, Any]) -> Manifest:
+    """Fill `state` in place from a checkpoint, whatever size and layout wrote it.
+
+    Every rank must call this. Verify the checkpoint first (`octad.storage.lineage.verify`): this
+    checks the index, not each shard.
+
+    Args:
+        store: Where it lies.
+        folder_key: The checkpoint's folder, without a trailing slash.
+        state: What is wanted: tensors of the right shape, sharded or not, in dicts.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        CheckpointError: It is damaged, lacks something that is wanted, or has another shape.
+    """
+    objects = ObjectStore(store)
+    folder = folder_key.rstrip("/")
+    manifest = lineage.read_manifest(objects, folder)
+    reader = ShardReader(objects, folder, manifest)
+    try:
+        with warnings.catch_warnings():
+            if not dist.is_initialized():
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            load_shards(state, storage_reader=reader, planner=PlainLoadPlanner())
+    except CheckpointException as error:
+        reason = _first_failure(error)
+        if isinstance(reason, NotFoundError):
+            raise CheckpointError("a file is missing", where=reason.where) from None
+        if isinstance(reason, OctadError):
+            raise reason from None
+        raise CheckpointError(f"does not fit: {reason}", where=objects.url(folder)) from None
+    return manifest
+
+
+def artefact_of(store: StoreSpec, order: AttemptOrder, position: Position) -> Artefact:
+    """A committed checkpoint of the stage as an artefact: a `checkpoint`, or an `adapter`."""
+    return lineage.artefact_of(ObjectStore(store), order, position)
+
+
+def _reason(error: CheckpointException) -> OctadError:
+    """Why a save failed, the same on every rank.
+
+    Raises:
+        RuntimeError: Neither the store nor a fence is why: that is a bug.
+    """
+    causes = [failure[0] for _, failure in sorted(error.failures.items())]
+    for kind in (FencedError, StorageError):
+        for cause in causes:
+            if isinstance(cause, kind):
+                return cause
+    for cause in causes:
+        if isinstance(cause, OctadError | OSError):
+            return StorageError(str(cause))
+    raise RuntimeError(f"a checkpoint could not be made: {causes[0]!r}") from causes[0]
+
+
+def _first_failure(error: CheckpointException) -> BaseException:
+    causes = [failure[0] for _, failure in sorted(error.failures.items())]
+    return next((cause for cause in causes if isinstance(cause, OctadError)), causes[0])
+
+
+def _check_plain(value: Any, path: str = "") -> None:
+    """Refuse what a checkpoint could not be read back with.
+
+    Raises:
+        CheckpointError: Names the entry.
+    """
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_plain(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            _check_plain(inner, f"{path}.{number}")
+    elif value is not None and type(value) not in _PLAIN and not isinstance(value, Tensor):
+        raise CheckpointError(
+            f"a {type(value).__name__} cannot be saved",
+            where=path,
+            hint="save tensors, numbers, strings, lists and dicts",
+        )
+
+
+_PLAIN: frozenset[type] = frozenset({bool, int, float, str, bytes})
+
+
+def _canonical(plain: Any) -> bytes:
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
