@@ -186,13 +186,19 @@ class RayApi:
         if answer.status_code not in {401, 403}:
             return
         text = last_line(answer.text)
-        if not was_sent:
+        if answer.status_code == 401 and not was_sent:
             raise AccessError(
                 f"cluster {self.cluster} wants a token and none is configured ({text})",
                 where=self.address,
                 hint="name the file that holds it: token_file",
             )
-        # Ray answers 401 for a token that did not arrive, and 403 for one that is not its own.
+        # Ray answers 401 for a token that did not arrive, 403 for one that is not its own; a 403
+        # that does not speak of tokens comes from something in between.
+        if "token" not in text.lower():
+            raise AccessError(
+                f"cluster {self.cluster} answers {answer.status_code}: {text}",
+                where=f"{self.address}{answer.request.url.path}",
+            )
         what = "did not receive the token" if answer.status_code == 401 else "refuses the token"
         raise AccessError(
             f"cluster {self.cluster} {what} ({text})",

@@ -25,11 +25,11 @@ _FOREIGN_NAMES = {"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONWARNINGS",
 _TUNED = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # A lost node is noticed in seconds instead of 16 (killed) or 65 (hanging). Five misses, not
-    # three: a laptop that computes on all cores is late now and then.
+    # A lost node is noticed in seconds instead of 16 (killed) or 65 (hanging). Workers run at a
+    # lower priority than what answers these checks, so a busy machine does not fail them.
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
-    "RAY_health_check_failure_threshold": "5",
+    "RAY_health_check_failure_threshold": "3",
     # Nobody restarts a lost head alone, so its nodes need not wait a minute for it.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
     # Else the first driver makes Ray start as many idle workers as the node claims CPUs.
@@ -41,6 +41,8 @@ _TUNED = {
     "AUTOSCALER_UPDATE_INTERVAL_S": "2",
     # Renamed processes keep their environment readable, and with it our mark.
     "SPT_NOENV": "1",
+    # Off Linux, Ray asks for this before it lets a second node join.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
     # A simulated card must not touch a real one.
     "CUDA_VISIBLE_DEVICES": "",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -11,6 +11,7 @@ import fcntl
 import os
 import secrets
 import socket
+import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
@@ -94,6 +95,9 @@ class PortBlock:
     @property
     def address(self) -> str:
         """A loopback address of the node's own, so that nodes look apart as machines do."""
+        # Only Linux answers to all of 127.0.0.0/8 unasked.
+        if sys.platform != "linux":
+            return "127.0.0.1"
         index = (self.first - _FIRST) // SIZE
         return f"127.8.0.{index + 1}"
 

@@ -187,11 +187,22 @@ class LocalCluster:
         if head is None or not self._answers(head):
             self._clear()
             return ClusterRecord()
-        return self._keep_only(
-            ClusterRecord(
-                nodes=tuple(n for n in record.nodes if n.name in self._names and _lives(n))
-            )
-        )
+        lost = self._lost(head, [node for node in record.nodes if _lives(node)])
+        kept = [n for n in record.nodes if n.name in self._names and _lives(n) and n not in lost]
+        return self._keep_only(ClusterRecord(nodes=tuple(kept)))
+
+    def _lost(self, head: NodeRecord, nodes: list[NodeRecord]) -> list[NodeRecord]:
+        """Nodes whose process lives but that Ray has given up, or that never come up."""
+        patience = time.monotonic() + min(_PATIENCE_S, self._settings.start_timeout_s)
+        while True:
+            with suppress(UnreachableError):
+                seen = {node.id: node.is_alive for node in look(self._api_of(head)).nodes}
+                missing = [node for node in nodes if not seen.get(node.name)]
+                # What Ray calls dead stays dead; what it does not know yet may still be joining.
+                if all(node.name in seen for node in missing) or time.monotonic() > patience:
+                    return missing
+            if time.monotonic() > patience or self._stopping.wait(_POLL_S):
+                return []
 
     def _keep_only(self, kept: ClusterRecord) -> ClusterRecord:
         """End all nodes but these; work on them goes on."""

@@ -21,6 +21,7 @@ class Dashboard:
 
     def __init__(self) -> None:
         self.token = ""
+        self.refusal = ""
         self.version: dict[str, Any] = {"version": "4", "ray_version": "2.60.0"}
         self.jobs: dict[str, dict[str, Any]] = {}
         self.logs: dict[str, bytes] = {}
@@ -115,6 +116,8 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def _allowed(self) -> tuple[int, bytes] | None:
+        if self.dashboard.refusal:
+            return 403, self.dashboard.refusal.encode()
         sent = self.headers.get("Authorization", "")
         if not self.dashboard.token or sent == f"Bearer {self.dashboard.token}":
             return None

@@ -40,6 +40,14 @@ def test_no_token_and_a_wrong_one_are_told_apart(dashboard: Any, tmp_path: Path)
     assert "a-token-of-beta" not in str(wrong.value)
 
 
+def test_a_refusal_that_is_not_about_tokens_shows_its_own_reason(dashboard: Any) -> None:
+    dashboard.refusal = "this path is closed on Sundays"
+    api = RayApi(dashboard.address, cluster="alpha", token_file=None)
+    with pytest.raises(AccessError, match="answers 403: this path is closed on Sundays") as caught:
+        api.check_version()
+    assert "token" not in str(caught.value)
+
+
 def test_an_empty_or_missing_token_file_is_named_before_anything_is_sent(
     dashboard: Any, tmp_path: Path
 ) -> None:
