@@ -51,6 +51,9 @@ class Context(Protocol):
     def phase(self, phase: str) -> None:
         """Say what the attempt is doing now."""
 
+    def progress(self, step: int, total: int) -> None:
+        """Say how far the attempt is; may be called often."""
+
 
 class Stage(Protocol):
     """One kind of stage, with its settings."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,17 @@ def publish_folder(
     files = []
     for path in paths:
         inside = path.relative_to(folder).as_posix()
-        stored = _stored(inside, path)
+        stored = stored_file(inside, path)
         store.put_file(f"{key}/{inside}", path)
-        files.append(stored.plain())
-    raw = json.dumps({"files": files}, sort_keys=True).encode()
+        files.append(stored)
+    return seal_folder(store, key, name, kind, files)
+
+
+def seal_folder(
+    store: ObjectStore, key: str, name: str, kind: ArtefactType, files: Sequence[StoredFile]
+) -> Artefact:
+    """Make an artefact of files that lie under `key` already: write its manifest."""
+    raw = json.dumps({"files": [file.plain() for file in files]}, sort_keys=True).encode()
     store.put(f"{key}/{MANIFEST}", raw)
     return Artefact(name=name, type=kind, uri=store.url(key), digest=digest_of(raw))
 
@@ -90,7 +98,7 @@ def fetch(store: ObjectStore, artefact: Artefact, folder: Path) -> Path:
             raise DataError(f"names a file outside its folder: {file.path!r}", where=artefact.uri)
         if not path.exists():
             store.download(f"{key}/{file.path}", path)
-        if _stored(file.path, path) != file:
+        if stored_file(file.path, path) != file:
             path.unlink()
             raise DataError(
                 "was changed: its digest is wrong", where=store.url(f"{key}/{file.path}")
@@ -120,7 +128,8 @@ def _files(raw: bytes, where: str) -> tuple[StoredFile, ...]:
     return tuple(StoredFile.parse(entry, where=where) for entry in listed)
 
 
-def _stored(inside: str, path: Path) -> StoredFile:
+def stored_file(inside: str, path: Path) -> StoredFile:
+    """Size and digest of a local file that has the path `inside` in its folder."""
     with path.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
     return StoredFile(path=inside, size=path.stat().st_size, digest=f"sha256:{digest}")

@@ -1,0 +1,1 @@
+"""Text sources, token shards, and the order in which samples are seen."""
