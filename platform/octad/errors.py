@@ -33,8 +33,10 @@ class OctadError(Exception):
         what: The fact, in one sentence without a full stop.
         where: The place: a config path, a file, an address. May be empty.
         hint: What to do about it. May be empty.
+        is_final: Trying the same again would end the same. It does not travel.
     """
 
+    is_final: bool = False
     exit_code: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
 
@@ -90,6 +92,7 @@ def _by_name(root: type[OctadError]) -> dict[str, type[OctadError]]:
 class UserError(OctadError):
     """The person asking can mend it. Never retried."""
 
+    is_final = True
     exit_code = 2
     http_status = 422
 

@@ -18,6 +18,10 @@ _LOG = logging.getLogger(__name__)
 _PROGRESS_EVERY_S = 1.0
 
 
+class Terminated(BaseException):
+    """The driver was asked to end. Not an error: nothing but the driver's top catches it."""
+
+
 class Attempt:
     """One attempt at a stage, in the driver of its job.
 
@@ -27,7 +31,10 @@ class Attempt:
         store: Where everything lies.
         keys, stage_keys: Keys of this attempt and of its stage.
         scratch: A private folder on this node, gone when the attempt ends.
+        grace_s: How long after a SIGTERM the driver may live; a stage that needs more sets it.
     """
+
+    grace_s = 4.5
 
     def __init__(
         self, order: AttemptOrder, base: Position | None, store: ObjectStore, scratch: Path
