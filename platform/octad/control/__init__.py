@@ -1,0 +1,1 @@
+"""The control plane: it keeps runs, and moves them on."""

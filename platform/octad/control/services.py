@@ -1,0 +1,30 @@
+"""Everything the routes call, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octad.control.blobs import Blobs
+from octad.control.doctor import Doctor
+from octad.control.fleet import Fleet
+from octad.control.joblogs import JobLogs
+from octad.control.runs import Runs
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the routes call.
+
+    Attributes:
+        tracker_url: Where people look at runs.
+        shut_down: Ends the control plane; with True its fleet and tracker too.
+    """
+
+    runs: Runs
+    logs: JobLogs
+    blobs: Blobs
+    fleet: Fleet
+    doctor: Doctor
+    tracker_url: Callable[[], str]
+    shut_down: Callable[[bool], None]

@@ -1,0 +1,1 @@
+"""Where runs are compared: one file for each kind."""
