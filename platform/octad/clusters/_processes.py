@@ -87,6 +87,8 @@ def end(prefix: str, grace_s: float) -> list[psutil.Process]:
     """
     left = marked(prefix)
     _signal(left, psutil.Process.terminate)
+    # One that hangs, stopped, takes no signal before it goes on.
+    _signal(left, psutil.Process.resume)
     _, left = psutil.wait_procs(left, timeout=grace_s)
     # What was started meanwhile is found by looking again.
     for _ in range(5):

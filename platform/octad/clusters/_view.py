@@ -15,7 +15,7 @@ class Seen:
     """One look at a cluster.
 
     Attributes:
-        nodes: Those that live, and the dead ones that no live one of the same name replaced.
+        nodes: Those that live; of dead ones a dashboard keeps no more than a number.
         cards, cards_free: In all live nodes.
         resources: Names of everything the live nodes have.
         head_address: Address of the head node; empty if the cluster shows none.
@@ -26,11 +26,6 @@ class Seen:
     cards_free: int
     resources: tuple[str, ...] = ()
     head_address: str = ""
-
-    @property
-    def num_alive(self) -> int:
-        """Live nodes."""
-        return sum(node.is_alive for node in self.nodes)
 
 
 def look(api: RayApi, card_resource: str = CARD_RESOURCE) -> Seen:
@@ -57,15 +52,12 @@ def parse(nodes: Mapping[str, Any], status: Mapping[str, Any], card_resource: st
         _dict(_dict(n).get("raylet")) for n in _list(_dict(nodes.get("data")).get("summary"))
     ]
     alive = [r for r in raylets if r.get("state") == "ALIVE"]
-    names = {r.get("nodeName") for r in alive}
-    dead = {r.get("nodeName"): r for r in raylets if r.get("state") == "DEAD"}
-    shown = alive + [r for name, r in dead.items() if name not in names]
     cards = sum(_cards(r, key) for r in alive)
     report = _dict(_dict(_dict(status.get("data")).get("clusterStatus")).get("loadMetricsReport"))
     used = _list(_dict(report.get("usage")).get(key))
     in_use = min(cards, round(used[0])) if used and isinstance(used[0], int | float) else 0
     return Seen(
-        nodes=tuple(sorted((_node(r, key) for r in shown), key=lambda n: (not n.is_alive, n.id))),
+        nodes=tuple(sorted((_node(r, key) for r in alive), key=lambda n: n.id)),
         cards=cards,
         cards_free=cards - in_use,
         resources=tuple(
@@ -78,12 +70,10 @@ def parse(nodes: Mapping[str, Any], status: Mapping[str, Any], card_resource: st
 
 
 def _node(raylet: Mapping[str, Any], key: str) -> NodeView:
-    is_alive = raylet.get("state") == "ALIVE"
     return NodeView(
         id=str(raylet.get("nodeName") or raylet.get("nodeId") or "?"),
         address=str(raylet.get("nodeManagerAddress") or ""),
-        cards=_cards(raylet, key) if is_alive else 0,
-        is_alive=is_alive,
+        cards=_cards(raylet, key),
     )
 
 

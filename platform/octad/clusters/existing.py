@@ -87,7 +87,7 @@ class ExistingCluster:
         seen = look(self._api, resource)
         if seen.cards == 0:
             raise ConfigError(
-                f"cluster {self.spec.name} has no resource {resource!r} on its {seen.num_alive} "
+                f"cluster {self.spec.name} has no resource {resource!r} on its {len(seen.nodes)} "
                 "live nodes",
                 where=f"{self._where}.card_resource",
                 hint=f"it has: {', '.join(seen.resources) or 'nothing'}",

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field
@@ -140,8 +141,14 @@ class LocalCluster:
             seen = look(self._api_of(head))
         except OctadError as error:
             return self._view("unreachable", str(error), head)
-        missing = [n for n in self._names if n not in {v.id for v in seen.nodes if v.is_alive}]
-        reason = f"without node {', '.join(missing)}" if missing else ""
+        seen_names = {node.id for node in seen.nodes}
+        missing = [node for node in record.nodes if node.name not in seen_names]
+        lost = tuple(
+            NodeView(id=node.name, address=node.address, cards=0, is_alive=False)
+            for node in missing
+        )
+        reason = f"without node {', '.join(node.name for node in missing)}" if missing else ""
+        seen = replace(seen, nodes=(*seen.nodes, *lost))
         return self._view("up", reason, head, seen)
 
     @property
@@ -193,16 +200,21 @@ class LocalCluster:
 
     def _lost(self, head: NodeRecord, nodes: list[NodeRecord]) -> list[NodeRecord]:
         """Nodes whose process lives but that Ray has given up, or that never come up."""
-        patience = time.monotonic() + min(_PATIENCE_S, self._settings.start_timeout_s)
         while True:
-            with suppress(UnreachableError):
-                seen = {node.id: node.is_alive for node in look(self._api_of(head)).nodes}
-                missing = [node for node in nodes if not seen.get(node.name)]
-                # What Ray calls dead stays dead; what it does not know yet may still be joining.
-                if all(node.name in seen for node in missing) or time.monotonic() > patience:
-                    return missing
-            if time.monotonic() > patience or self._stopping.wait(_POLL_S):
-                return []
+            alive = self._alive(head)
+            missing = [node for node in nodes if node.name not in alive]
+            # One that is young may still be joining.
+            if all(time.time() - node.created_at > _PATIENCE_S for node in missing):
+                return missing
+            if self._stopping.wait(_POLL_S):
+                return missing
+
+    def _alive(self, head: NodeRecord) -> set[str]:
+        """Names of the nodes that Ray sees; none if it does not answer."""
+        try:
+            return {node.id for node in look(self._api_of(head)).nodes}
+        except UnreachableError:
+            return set()
 
     def _keep_only(self, kept: ClusterRecord) -> ClusterRecord:
         """End all nodes but these; work on them goes on."""
@@ -287,13 +299,7 @@ class LocalCluster:
         """Jobs can be sent: the API answers, all nodes are there, the head's agent is too."""
         if not (_listens(head.dashboard) and _listens(head.agent)):
             return False
-        try:
-            api = self._api_of(head)
-            api.check_version()
-            seen = look(api)
-        except UnreachableError:
-            return False
-        return set(self._names) <= {node.id for node in seen.nodes if node.is_alive}
+        return set(self._names) <= self._alive(head)
 
     def _wait_until(
         self, is_done: Callable[[], bool], record: ClusterRecord, deadline: float

@@ -63,6 +63,14 @@ def test_what_will_not_end_by_itself_is_killed(start: Start, mark: str) -> None:
     assert child.wait(timeout=5) is not None
 
 
+def test_what_was_stopped_can_end_by_itself(start: Start, mark: str) -> None:
+    code = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n{WAIT}"
+    child = start(f"{mark}alpha-0/", code)
+    psutil.Process(child.pid).suspend()
+    assert _processes.end(mark, grace_s=10) == []
+    assert child.poll() is not None
+
+
 def test_nobody_elses_process_is_touched(start: Start, mark: str) -> None:
     foreign = [
         start("", WAIT),
