@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import octad
 from octad.errors import ConfigError
 
 _PACKAGE = Path(octad.__file__).resolve().parent
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 MAX_FILE_BYTES = 1 << 20
 _MAX_FILES = 5000
 
@@ -62,14 +64,24 @@ def _check_file(path: Path) -> None:
         raise ConfigError(
             "starts with a byte-order mark", where=f"{where}:1:1", hint="save it as plain UTF-8"
         )
+    bad = _CONTROL.search(raw)
+    if bad is not None:
+        raise ConfigError(
+            f"byte 0x{raw[bad.start()]:02x} is a control character",
+            where=f"{where}:{_place(raw, bad.start())}",
+        )
     try:
         raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        before = raw[: error.start]
-        line = before.count(b"\n") + 1
-        column = error.start - (before.rfind(b"\n") + 1) + 1
         raise ConfigError(
             f"byte 0x{raw[error.start]:02x} is not UTF-8",
-            where=f"{where}:{line}:{column}",
+            where=f"{where}:{_place(raw, error.start)}",
             hint="save it as UTF-8",
         ) from None
+
+
+def _place(raw: bytes, offset: int) -> str:
+    """Line and column, from 1."""
+    line = raw.count(b"\n", 0, offset) + 1
+    column = offset - raw.rfind(b"\n", 0, offset)
+    return f"{line}:{column}"

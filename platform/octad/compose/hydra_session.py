@@ -47,22 +47,30 @@ def composed(primary: str, overrides: Sequence[Override], conf: Path | None) -> 
 
 @contextmanager
 def _hydra(folders: Sequence[Path]) -> Iterator[None]:
-    """Hydra, set up for these folders, the first one winning; the last one is octad's."""
-    from hydra import initialize_config_dir
+    """Hydra, set up for these folders, the first one winning; the last one is octad's.
+
+    Hydra's public ways only add folders behind the first one, and refuse to begin where the calling
+    program has begun already.
+    """
     from hydra._internal.hydra import Hydra
     from hydra._internal.utils import create_config_search_path
     from hydra.core.global_hydra import GlobalHydra
+    from hydra.initialize import get_gh_backup, restore_gh_from_backup
+    from hydra.version import VersionBase, setbase
 
     *own, ours = folders
-    with initialize_config_dir(str(ours), job_name="octad", version_base="1.3"):
-        if own:
-            # Hydra's public ways only add folders behind the first one.
-            path = create_config_search_path(str(ours))
-            for folder in reversed(own):
-                path.prepend("own", f"file://{folder}")
-            GlobalHydra.instance().clear()
-            Hydra.create_main_hydra2("octad", path)
+    path = create_config_search_path(str(ours))
+    for folder in reversed(own):
+        path.prepend("own", f"file://{folder}")
+    before, base = get_gh_backup(), VersionBase.instance().version_base
+    try:
+        GlobalHydra.instance().clear()
+        setbase("1.3")
+        Hydra.create_main_hydra2("octad", path)
         yield
+    finally:
+        restore_gh_from_backup(before)
+        VersionBase.instance().version_base = base
 
 
 def _load(primary: str, options: list[str]) -> DictConfig:
@@ -100,11 +108,25 @@ def _split(primary: str, overrides: Sequence[Override]) -> tuple[list[str], list
             return list(options.values()), rest
         for override in chosen:
             group = mounts[override.key]
+            _check_option(group, override)
             key = (
                 group if group == override.key or group == "pipeline" else f"{group}@{override.key}"
             )
             options[key] = f"{key}={quoted(str(override.value))}"
         rest = [o for o in rest if o not in chosen]
+
+
+def _check_option(group: str, override: Override) -> None:
+    from hydra.core.global_hydra import GlobalHydra
+
+    option = str(override.value)
+    known = GlobalHydra.instance().config_loader().get_group_options(group)
+    if "/" not in option and option not in known:
+        raise ConfigError(
+            f"there is no {group} called {option!r}",
+            where=override.key,
+            hint=nearest(option, known),
+        )
 
 
 def _is_option(value: Any) -> bool:

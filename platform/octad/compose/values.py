@@ -83,16 +83,29 @@ def plain(config: DictConfig) -> dict[str, Any]:
         missing = sorted(OmegaConf.missing_keys(config))
         held = OmegaConf.to_container(config, resolve=False, throw_on_missing=False)
     except OmegaConfBaseException as error:
-        where = str(error.full_key or "")
         raise ConfigError(
             str(error).splitlines()[0],
-            where=where,
+            where=_failing(config),
             hint="text that is not an interpolation is written with \\${",
         ) from None
     if missing:
         raise ConfigError("a value is needed", where=missing[0], hint=f"set {missing[0]}=…")
     assert isinstance(held, dict)
     return {str(key): value for key, value in held.items()}
+
+
+def _failing(node: Any, path: str = "") -> str:
+    """The path of the first value that cannot be evaluated."""
+    keys = range(len(node)) if isinstance(node, ListConfig) else list(node)
+    for key in keys:
+        here = f"{path}.{key}".strip(".")
+        try:
+            held = None if OmegaConf.is_missing(node, key) else node[key]
+        except OmegaConfBaseException:
+            return here
+        if isinstance(held, DictConfig | ListConfig) and (found := _failing(held, here)):
+            return found
+    return ""
 
 
 def _random() -> int:
