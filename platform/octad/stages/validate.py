@@ -18,7 +18,7 @@ from octad.spec.stages import StageSpec
 from octad.train.settings import EvaluationJob, Weights
 from octad.train.stage import Outcome, on_workers, verified
 
-_TEXTS: tuple[str, ...] = ("corpus", "tuning")
+_TEXTS = frozenset({"corpus", "tuning"})
 
 
 class Settings(Spec):

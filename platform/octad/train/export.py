@@ -11,13 +11,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from octad.spec.artefacts import Artefact
+from octad.storage.artefacts import publish_folder
 from octad.storage.objects import ObjectStore
 from octad.train import states
-from octad.train.artefacts import publish
 from octad.train.mesh import Ranks
 
 
-def export(  # noqa: PLR0913
+def export(  # noqa: PLR0913  where from, and where to
     model: nn.Module,
     family: Any,
     settings: Any,
@@ -41,4 +41,4 @@ def export(  # noqa: PLR0913
     save_file(named, target / "model.safetensors", metadata={"format": "pt"})
     (target / "config.json").write_text(json.dumps(family.config_hf(settings), indent=2) + "\n")
     shutil.copyfile(tokenizer / "tokenizer.json", target / "tokenizer.json")
-    return publish(store, key, "weights", "weights", target)
+    return publish_folder(store, key, "weights", "weights", target)

@@ -120,6 +120,7 @@ class Processes(Backend):
                 rank=rank,
                 size=len(workers),
                 local_rank=worker.distributed_context.local_rank,
+                node_rank=worker.distributed_context.node_rank,
                 address=address,
                 port=port,
                 card=backend_config.card,

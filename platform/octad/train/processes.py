@@ -32,6 +32,7 @@ class Rendezvous:
     Attributes:
         rank, size: This process's place among all.
         local_rank: Its place on its node.
+        node_rank: Its node's place among the nodes.
         address, port: Where rank 0 listens.
         card: The kind of card it has.
     """
@@ -39,6 +40,7 @@ class Rendezvous:
     rank: int
     size: int
     local_rank: int
+    node_rank: int
     address: str
     port: int
     card: CardKind
@@ -65,6 +67,7 @@ def join_processes(meeting: Rendezvous) -> None:
     import torch.distributed as dist  # noqa: PLC0415
 
     os.environ["LOCAL_RANK"] = str(meeting.local_rank)
+    os.environ["NODE_RANK"] = str(meeting.node_rank)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(meeting.rank), str(meeting.size)
     if meeting.card == "sim":
         torch.set_num_threads(1)

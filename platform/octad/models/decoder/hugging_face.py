@@ -41,6 +41,7 @@ _GPT2 = {
     "embedding.position": "transformer.wpe.weight",
     "norm.weight": "transformer.ln_f.weight",
     "norm.bias": "transformer.ln_f.bias",
+    "head.weight": "lm_head.weight",
 }
 
 
@@ -48,7 +49,6 @@ def is_gpt2(settings: Settings) -> bool:
     """Exactly what Hugging Face's GPT-2 can hold."""
     return (
         (settings.positions, settings.norm, settings.mlp) == ("learned", "layernorm", "gelu")
-        and settings.tied
         and settings.bias
         and settings.num_kv_heads == settings.heads
     )

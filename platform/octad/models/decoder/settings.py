@@ -11,6 +11,8 @@ from octad.spec.frozen import Spec
 from octad.spec.layouts import Layout
 
 DEFAULT_ROTARY_BASE = 10_000.0
+# GPT-2's start, at the width it was chosen for; narrower models start wider.
+_INIT_STD, _INIT_WIDTH = 0.02, 768
 
 
 class Settings(Spec):
@@ -115,6 +117,7 @@ def init_std(settings: Settings, name: str) -> float | None:
     layer, _, leaf = name.rpartition(".")
     if leaf == "bias" or layer.endswith("norm"):
         return None
+    std = _INIT_STD * float((_INIT_WIDTH / settings.width) ** 0.5)
     if layer.endswith(("out", "down")):
-        return 0.02 / float((2 * settings.depth) ** 0.5)
-    return 0.02
+        return std / float((2 * settings.depth) ** 0.5)
+    return std
