@@ -11,11 +11,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlparse
 
 import obstore
@@ -31,11 +32,30 @@ from obstore.exceptions import (
 from obstore.store import from_url
 
 from octad.errors import ConfigError, NotFoundError, StorageError
+from octad.spec.frozen import nearest
 from octad.spec.stages import StoreSpec
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
 
 SCHEMES = ("file", "s3", "gs", "az", "memory")
 _CHUNK_BYTES = 4 * 1024 * 1024
 _PART_BYTES = 8 * 1024 * 1024
+# What may be said about a store besides its URL. None of it is a secret.
+_CLIENT_OPTIONS = ("allow_http", "connect_timeout", "timeout", "proxy_url")
+_RETRY_OPTIONS = ("max_retries", "retry_timeout_s")
+_STORE_OPTIONS = {
+    "s3": (
+        "conditional_put",
+        "endpoint",
+        "region",
+        "request_payer",
+        "server_side_encryption",
+        "skip_signature",
+        "virtual_hosted_style_request",
+    ),
+    "az": ("endpoint", "use_fabric_endpoint"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +79,12 @@ class ObjectStore:
             )
         self.spec = spec
         self._root: Path | None = None
-        options: dict[str, Any] = dict(spec.options)
+        arguments = _arguments(scheme, spec.options)
         if scheme == "file":
             self._root = Path(unquote(urlparse(spec.url).path))
-            options = {"mkdir": True, "automatic_cleanup": True}
+            arguments |= {"mkdir": True, "automatic_cleanup": True}
         with _translated(spec.url):
-            self._store = from_url(spec.url, **options)
+            self._store = from_url(spec.url, **arguments)
 
     def url(self, key: str) -> str:
         """The full URL of a key."""
@@ -218,6 +238,42 @@ def digest_of(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
+def _arguments(scheme: str, options: Mapping[str, str]) -> dict[str, Any]:
+    """What the client of a store is made with.
+
+    Raises:
+        ConfigError: There is no such option.
+    """
+    own = _STORE_OPTIONS.get(scheme, ())
+    remote = scheme not in {"file", "memory"}
+    known = (*own, *_CLIENT_OPTIONS, *_RETRY_OPTIONS) if remote else ()
+    for name in options:
+        if name not in known:
+            raise ConfigError(
+                f"a {scheme} store has no option {name!r}",
+                where=f"storage.options.{name}",
+                hint=f"{nearest(name, known)}; credentials come from the environment",
+            )
+    if not remote:
+        return {}
+    arguments: dict[str, Any] = {name: options[name] for name in own if name in options}
+    client = {name: options[name] for name in _CLIENT_OPTIONS if name in options}
+    return arguments | {
+        "client_options": cast("ClientConfig", client),
+        "retry_config": _retries(options),
+    }
+
+
+def _retries(options: Mapping[str, str]) -> RetryConfig:
+    try:
+        return {
+            "max_retries": int(options.get("max_retries", "8")),
+            "retry_timeout": timedelta(seconds=float(options.get("retry_timeout_s", "60"))),
+        }
+    except ValueError:
+        raise ConfigError("not a number", where="storage.options") from None
+
+
 class _ExistsSignal(Exception):  # noqa: N818
     """A create found something there."""
 
@@ -238,8 +294,10 @@ def _translated(url: str) -> Iterator[None]:
         raise _failure(error, url) from None
 
 
-def _failure(error: Exception, url: str) -> StorageError:
+def _failure(error: Exception, url: str) -> StorageError | NotFoundError:
     text = _line(error)
+    if "os error 20" in text:  # a folder was looked for under what is a file
+        return NotFoundError("no such object", where=url)
     if getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT} or "os error 28" in text:
         return StorageError("no space left", where=url, hint="free space, then resume the run")
     if "os error 30" in text:
@@ -250,4 +308,4 @@ def _failure(error: Exception, url: str) -> StorageError:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    return " ".join(str(error).partition("Debug source")[0].split())[:300]
