@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from octad.clusters import _processes, _records
+from octad.clusters import _processes, _records, local
 from octad.clusters.existing import build as build_existing
 from octad.clusters.local import LocalCluster, build
 from octad.errors import AccessError, ConflictError
@@ -105,6 +105,8 @@ def test_a_cluster_is_used_killed_brought_back_and_ended(
     assert (view.state, view.reason, view.cards, view.cards_free) == ("up", "", 8, 8)
     token = tmp_path / "alpha" / "ray-token"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    temps = [node.temp for node in _records.read(tmp_path / "alpha" / "nodes.json").nodes]
+    assert [stat.S_IMODE(Path(temp).stat().st_mode) for temp in temps] == [0o700]
 
     use(cluster)
     refuse_a_wrong_token(cluster, tmp_path)
@@ -196,7 +198,9 @@ os.kill(os.getpid(), 9)
     assert starter.returncode == -signal.SIGKILL
 
 
-def test_a_lost_node_is_replaced_while_work_on_the_other_goes_on(tmp_path: Path) -> None:
+def test_a_lost_node_is_replaced_while_work_on_the_other_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = build_cluster(tmp_path / "alpha", nodes=2)
     foreign = subprocess.Popen(
         [sys.executable, "-c", WAIT, "raylet", "gcs_server"], stdout=subprocess.DEVNULL
@@ -213,6 +217,8 @@ def test_a_lost_node_is_replaced_while_work_on_the_other_goes_on(tmp_path: Path)
             process.suspend()
         wait_for(lambda: cluster.observe().reason == "without node alpha-1", 60, "not seen")
         assert [n.is_alive for n in cluster.observe().nodes] == [True, False]
+        # However young it is: it will not come any more.
+        monkeypatch.setattr(local, "_PATIENCE_S", 0.0)
         cluster.start()
         view = cluster.observe()
         assert (view.state, view.reason, view.cards) == ("up", "", 16)

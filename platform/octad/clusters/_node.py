@@ -15,9 +15,10 @@ from octad.errors import ConfigError
 from octad.spec.clusters import CARD_RESOURCE
 from octad.spec.layouts import CARDS_PER_NODE
 
-# A Unix socket's path may have 107 bytes; Ray adds "/session_<date>_<pid>/sockets/plasma_store".
+# A Unix socket's path may have 107 bytes; "/r/session_<date>_<pid>/sockets/..." is added.
 _MAX_SOCKET_PATH = 107
-_RAY_SOCKET_PATH = 75
+_RAY_SOCKET_PATH = 77
+_RAY_FOLDER = "r"
 # Not the nodes' business: other Rays, trackers and Python set-ups of whoever starts them.
 _FOREIGN = ("RAY_", "MLFLOW_", "OCTAD_", "PYTEST_", "COV_", "COVERAGE_")
 _FOREIGN_NAMES = {"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONWARNINGS", "VIRTUAL_ENV"}
@@ -57,7 +58,8 @@ def command(
     Args:
         name: Of the node.
         ports: All its ports.
-        temp: Its temporary folder.
+        temp: Its private temporary folder. Ray opens the folder it is given to everybody (mode
+            0777), so it is given one inside.
         num_cpus: What it claims to have: it bounds workers, not their speed.
         object_store_mib: Shared memory for objects, MiB.
         join: `host:port` of the head; empty for the head itself.
@@ -77,7 +79,7 @@ def command(
         f"--metrics-export-port={ports.metrics}",
         f"--min-worker-port={ports.workers[0]}",
         f"--max-worker-port={ports.workers[1]}",
-        f"--temp-dir={temp}",
+        f"--temp-dir={temp / _RAY_FOLDER}",
         f"--resources={json.dumps({CARD_RESOURCE: CARDS_PER_NODE})}",
         f"--num-cpus={num_cpus}",
         "--num-gpus=0",
@@ -131,7 +133,7 @@ def make_temp_folder() -> Path:
     raise ConfigError(
         f"no temporary folder with a short enough path can be made in {', '.join(roots)}",
         where="TMPDIR",
-        hint="set TMPDIR to a folder with a path of at most 17 bytes",
+        hint="set TMPDIR to a folder with a path of at most 15 bytes",
     )
 
 

@@ -28,6 +28,7 @@ def test_every_port_of_a_head_is_set() -> None:
     assert len(set(ports.values())) == 11
     assert all(20000 <= port < 20128 for port in ports.values())
     assert found["dashboard-host"] == "127.0.0.1"
+    assert found["temp-dir"] == "/tmp/x/r"
     assert found["resources"] == '{"card": 8}'
     assert found["object-store-memory"] == str(256 * 1024**2)
 
@@ -81,7 +82,7 @@ def test_a_temporary_folder_is_private_and_short(
     try:
         assert folder.parent == Path("/tmp")
         assert folder.stat().st_mode & 0o777 == 0o700
-        session = "session_2026-12-01_02-25-27_892321_4194304/sockets/dash_TaskEventsHead"
+        session = "r/session_2026-12-01_02-25-27_892321_4194304/sockets/dash_TaskEventsHead"
         assert len(f"{folder}/{session}") <= 107
     finally:
         folder.rmdir()
