@@ -18,6 +18,8 @@ from octad.errors import ConfigError, UnreachableError
 from octad.spec.home import Home
 
 _POLL_S = 0.2
+# Kinds of clusters that were there before octad, and stay.
+_NOT_OURS = frozenset({"existing"})
 
 
 def command(
@@ -48,23 +50,31 @@ def command(
     if not as_json:
         for cluster in view["clusters"]:
             reason = f"  {clean(cluster['reason'])}" if cluster["reason"] else ""
-            print(f"{cluster['name']}  {cluster['state']}{reason}")
+            state = "left as it is" if cluster["kind"] in _NOT_OURS else cluster["state"]
+            print(f"{cluster['name']}  {state}{reason}")
     _end_control_plane(wire, home, deadline)
     if as_json:
         emit(view)
     else:
         print("control plane  down")
-    left = [c["name"] for c in view["clusters"] if c["state"] != "down"]
+    left = _left(view)
     if left:
         raise UnreachableError(f"not ended: {', '.join(left)}", hint="see 'octad doctor'")
 
 
 def _end_fleet(wire: Wire, deadline: float) -> Json:
     view: Json = wire.json("POST", "/api/fleet/down")
-    while any(c["state"] != "down" for c in view["clusters"]) and time.monotonic() < deadline:
+    while _left(view) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
         view = wire.json("GET", "/api/fleet")
     return view
+
+
+def _left(view: Json) -> list[str]:
+    """Clusters that have not ended yet."""
+    return [
+        c["name"] for c in view["clusters"] if c["state"] != "down" and c["kind"] not in _NOT_OURS
+    ]
 
 
 def _end_control_plane(wire: Wire, home: Home, deadline: float) -> None:

@@ -20,6 +20,8 @@ from octad.client.wire import Wire
 from octad.errors import ConfigError, NotFoundError, UnreachableError
 
 _POLL_S = 0.5
+# How long after the end of a run its logs may still grow: they are kept in the store a moment later.
+_LAST_LINES_S = 15.0
 
 
 @dataclass(slots=True)
@@ -155,14 +157,14 @@ def command(
 def _follow(wire: Wire, run: str, reader: Reader, stage: str | None, attempt: int | None) -> None:
     wire.patience_s = max(wire.patience_s, FOLLOW_PATIENCE_S)
     again = f"octad logs {run} {stage or ''}".rstrip() + " -f"
+    patience = _Patience()
     try:
         while True:
             view = get_run(wire, run)
             tails = reader.update(view, stage, attempt)
-            for tail in tails:
-                reader.show(tail)
+            patience.try_all(reader, tails)
             is_over = view["state"] in TERMINAL or _is_over(view, stage, attempt)
-            if is_over and all(tail.is_complete for tail in tails):
+            if is_over and (all(tail.is_complete for tail in tails) or patience.is_over()):
                 break
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
@@ -176,6 +178,33 @@ def _follow(wire: Wire, run: str, reader: Reader, stage: str | None, attempt: in
         ) from None
     if view["state"] in TERMINAL:
         check_outcome(view)
+
+
+class _Patience:
+    """How long to go on with logs that a cluster does not give."""
+
+    def __init__(self) -> None:
+        self._failing_since: float | None = None
+        self._over_since: float | None = None
+
+    def try_all(self, reader: Reader, tails: list[Tail]) -> None:
+        """Show all there is; a cluster that does not answer for a while is waited for."""
+        try:
+            for tail in tails:
+                reader.show(tail)
+        except UnreachableError:
+            now = time.monotonic()
+            self._failing_since = self._failing_since or now
+            if now - self._failing_since > FOLLOW_PATIENCE_S:
+                raise
+        else:
+            self._failing_since = None
+
+    def is_over(self) -> bool:
+        """Whether the last lines have been waited for long enough after the end."""
+        now = time.monotonic()
+        self._over_since = self._over_since or now
+        return now - self._over_since > _LAST_LINES_S
 
 
 def _is_over(view: Json, stage: str | None, attempt: int | None) -> bool:

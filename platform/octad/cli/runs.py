@@ -12,7 +12,7 @@ from octad.client.connect import connect
 
 
 def command(
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="How many.")] = 20,
     before: Annotated[
         str | None, typer.Option("--before", metavar="CURSOR", help="Go on from an earlier page.")
     ] = None,

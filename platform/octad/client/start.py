@@ -13,7 +13,14 @@ from typing import IO, Any
 from octad.client.connect import answering, check_version, read_token
 from octad.client.wire import Address, Wire
 from octad.compose import compose_server
-from octad.errors import ConflictError, OctadError, UnreachableError
+from octad.errors import (
+    ConfigError,
+    ConflictError,
+    OctadError,
+    PortError,
+    StorageError,
+    UnreachableError,
+)
 from octad.spec.home import Home
 from octad.spec.server import ServerSpec
 
@@ -21,6 +28,10 @@ _START_S = 60.0
 _STOP_S = 30.0
 # How long an ended control plane is given to turn out to have lost a race against another.
 _GRACE_S = 1.0
+# A control plane that cannot start says why by its exit code.
+_KINDS: dict[int, type[OctadError]] = {
+    kind.exit_code: kind for kind in (ConfigError, ConflictError, StorageError, PortError)
+}
 # Kept, because they are to outlive this process.
 _STARTED: list[subprocess.Popen[bytes]] = []
 
@@ -58,7 +69,8 @@ def start(home: Home, *, outdated: Mapping[str, Any] | None = None) -> Address:
             deadline = min(deadline, time.monotonic() + _GRACE_S)
         time.sleep(0.05)
     how = "did not start" if process.poll() is not None else "does not answer"
-    raise UnreachableError(f"the control plane {how}: {_last_line(log, begin)}", where=str(log))
+    kind = _KINDS.get(process.returncode or 0, UnreachableError)
+    raise kind(f"the control plane {how}: {_last_line(log, begin)}", where=str(log))
 
 
 def prepare(home: Home, overrides: Sequence[str] = (), conf: Path | None = None) -> None:

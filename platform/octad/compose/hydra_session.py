@@ -99,11 +99,16 @@ def _split(primary: str, overrides: Sequence[Override]) -> tuple[list[str], list
     `pretrain.optimizer=sgd` chooses, because the config mounts the group `optimizer` there. A choice
     may bring new mounts with it, so this is repeated until nothing changes.
     """
-    options: dict[str, str] = {o.key: f"{o.key}={o.text}" for o in overrides if "@" in o.key}
+    options: dict[str, str] = {}
+    explicit = {o.key: f"{o.key}={o.text}" for o in overrides if "@" in o.key}
     rest = [o for o in overrides if "@" not in o.key]
     while True:
-        mounts = _mounts(primary, list(options.values()))
+        mounts = _mounts(primary, list(options.values())) if _may_choose(rest) else {}
         chosen = [o for o in rest if o.key in mounts and _is_option(o.value)]
+        if not chosen and explicit:
+            options.update(explicit)
+            explicit = {}
+            continue
         if not chosen:
             return list(options.values()), rest
         for override in chosen:
@@ -114,6 +119,10 @@ def _split(primary: str, overrides: Sequence[Override]) -> tuple[list[str], list
             )
             options[key] = f"{key}={quoted(str(override.value))}"
         rest = [o for o in rest if o not in chosen]
+
+
+def _may_choose(overrides: Sequence[Override]) -> bool:
+    return any(_is_option(override.value) for override in overrides)
 
 
 def _check_option(group: str, override: Override) -> None:

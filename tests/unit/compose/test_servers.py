@@ -1,0 +1,59 @@
+"""Control planes as composed."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from octad.compose import compose_server
+from octad.errors import ConfigError
+from octad.spec.home import Home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def test_the_default_is_a_local_fleet_and_a_store_in_the_home(home: Home) -> None:
+    spec = compose_server([], home)
+    assert [(c.name, c.kind, c.settings["nodes"]) for c in spec.fleet.clusters] == [
+        ("alpha", "local", 2),
+        ("beta", "local", 1),
+    ]
+    assert {c.card.kind for c in spec.fleet.clusters} == {"sim"}
+    assert spec.storage.url == home.store.as_uri()
+    assert (spec.tracker.kind, spec.tracker.url) == ("mlflow", "")
+    assert (spec.host, spec.port, spec.python) == ("127.0.0.1", 0, sys.executable)
+
+
+def test_what_is_typed_counts(home: Home) -> None:
+    spec = compose_server(
+        ["fleet.clusters.alpha.nodes=1", "storage=s3", "storage.url=s3://b/k", "tracker=none"], home
+    )
+    assert spec.fleet.clusters[0].settings["nodes"] == 1
+    assert spec.storage.url == "s3://b/k"
+    assert spec.tracker.kind == "none"
+
+
+@pytest.mark.parametrize(
+    ("override", "where", "hint"),
+    [
+        ("fleet=locl", "fleet", "'local'"),
+        ("fleet.clusters.alpha.nods=1", "fleet.clusters.alpha.nods", "'nodes'"),
+        ("fleet.clusters.alpha.nodes=x", "fleet.clusters.alpha.nodes", ""),
+        ("fleet.clusters.alpha.kind=slurm", "fleet.clusters.alpha.kind", "local"),
+        ("fleet.clusters.A.kind=local", "fleet.clusters.A", ""),
+        ("fleet.cluster.a=1", "fleet.cluster", "'clusters'"),
+        ("fleet.clusters={'a:b': {kind: local}}", "fleet.clusters.a:b", ""),
+        ("fleet.clusters.alpha.card.kind=tpu", "fleet.clusters.alpha.card.kind", ""),
+        ("prot=1", "prot", "'port'"),
+        ("port=99999", "port", ""),
+        ("storage=s3", "storage.url", ""),
+    ],
+)
+def test_mistakes_are_refused(home: Home, override: str, where: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_server([override], home)
+    assert caught.value.where == where
+    assert hint in caught.value.hint
