@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from sqlalchemy import select
-
 from octad.control.clock import Clock
 from octad.control.crashpoints import crashpoint
 from octad.control.database import Database
 from octad.control.decide import leftover
 from octad.control.lanes import Lanes
+from octad.control.rows import load_attempts
 from octad.control.tables import Attempt
 from octad.control.watch import Clusters, Watch, job_mark
 from octad.errors import OctadError
@@ -129,8 +128,4 @@ class Leftovers:
     def _open(self) -> list[Attempt]:
         ended = [state for state in AttemptState if state.is_terminal]
         with self._database.read() as session:
-            return list(
-                session.scalars(
-                    select(Attempt).where(Attempt.is_settled.is_(False), Attempt.state.in_(ended))
-                )
-            )
+            return load_attempts(session, ended, is_settled=False)

@@ -24,6 +24,7 @@ from octad.control.dispatch import Dispatcher, Parcel, Receipt
 from octad.control.lanes import Lanes
 from octad.control.leftovers import Leftovers
 from octad.control.placement import Placed, Room, Waiting, place, room
+from octad.control.rows import load_attempts, load_runs, load_stages
 from octad.control.tables import Attempt, Run, Stage
 from octad.control.watch import Clusters, Outcome, Watch, job_mark
 from octad.errors import OctadError, StorageError
@@ -326,9 +327,7 @@ class Reconciler:
 
     def _send(self) -> bool:
         with self._database.read() as session:
-            intended = list(
-                session.scalars(select(Attempt).where(Attempt.state == AttemptState.INTENDED))
-            )
+            intended = load_attempts(session, [AttemptState.INTENDED])
         for attempt in intended:
             held = self._held.get(attempt.id)
             if held is not None and self._clock.s() < held.until_s:
@@ -408,15 +407,13 @@ class Reconciler:
 
     def _open_runs(self) -> list[Run]:
         with self._database.read() as session:
-            query = select(Run).where(Run.state.in_([RunState.QUEUED, RunState.RUNNING]))
-            return list(session.scalars(query.order_by(Run.seq)))
+            return load_runs(session, Run.state.in_([RunState.QUEUED, RunState.RUNNING]))
 
     def _queued(self) -> list[Stage]:
+        """First come, first served."""
         with self._database.read() as session:
-            query = select(Stage).where(Stage.state == StageState.QUEUED)
-            return list(
-                session.scalars(query.order_by(Stage.ready_at_ms, Stage.run_seq, Stage.position))
-            )
+            queued = load_stages(session, StageState.QUEUED)
+        return sorted(queued, key=lambda s: (s.ready_at_ms or 0, s.run_seq, s.position))
 
     def _say(self, stage: Stage, reason: str) -> bool:
         """Tell why a stage stands where it stands. Never counts as a change."""

@@ -15,6 +15,7 @@ from sqlalchemy import select
 
 from octad.control.clock import Clock
 from octad.control.database import Database
+from octad.control.rows import load_runs
 from octad.control.tables import Attempt, Run, ShippedCheckpoint, Stage
 from octad.errors import OctadError
 from octad.ports.registry import load
@@ -121,9 +122,7 @@ class Shipper:
 
     def _open_runs(self) -> list[Run]:
         with self._database.read() as session:
-            return list(
-                session.scalars(select(Run).where(Run.is_shipped.is_(False)).order_by(Run.seq))
-            )
+            return load_runs(session, Run.is_shipped.is_(False))
 
 
 class _Shipment:

@@ -18,7 +18,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-from octad.spec.names import submission_id
 from octad.spec.runs import RunSpec
 from octad.spec.stages import StageSpec
 from octad.spec.states import AttemptState, RunState, StageState
@@ -124,7 +123,7 @@ class Stage(Base):
     shipped_state: Mapped[str] = mapped_column(String(16), default="")
     version: Mapped[int] = mapped_column(Integer)
 
-    run: Mapped[Run] = relationship(back_populates="stages", lazy="joined")
+    run: Mapped[Run] = relationship(back_populates="stages")
     attempts: Mapped[list[Attempt]] = relationship(
         back_populates="stage", order_by="Attempt.number", lazy="selectin"
     )
@@ -175,7 +174,7 @@ class Attempt(Base):
     next_segment: Mapped[int] = mapped_column(default=0)
     version: Mapped[int] = mapped_column(Integer)
 
-    stage: Mapped[Stage] = relationship(back_populates="attempts", lazy="joined")
+    stage: Mapped[Stage] = relationship(back_populates="attempts")
     __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
     __table_args__ = (UniqueConstraint("stage_id", "number"),)
 
@@ -222,8 +221,3 @@ class Setting(Base):
 
     name: Mapped[str] = mapped_column(String(63), primary_key=True)
     value: Mapped[str] = mapped_column(Text)
-
-
-def job_id(attempt: Attempt) -> str:
-    """The id under which the attempt's job is known to its cluster."""
-    return submission_id(attempt.stage.run.id, attempt.stage.name, attempt.number)
