@@ -25,7 +25,7 @@ COMMANDS = {
     "run": "Show one run with its stages and attempts.",
     "logs": "Show the logs of every attempt of a run.",
     "cancel": "Ask a run to end.",
-    "resume": "Go on with a run that failed or was cancelled.",
+    "resume": "Go on with a run that failed or was cancelled, under its id.",
     "fleet": "Show clusters, nodes and cards.",
     "doctor": "Check this machine and the control plane.",
     "ui": "Open the tracker's page.",

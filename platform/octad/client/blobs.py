@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import IO
 
@@ -23,7 +24,9 @@ def has_blob(wire: Wire, digest: str) -> bool:
 
 def put_blob(wire: Wire, digest: str, body: bytes | IO[bytes]) -> None:
     """Give the store some content; idempotent."""
-    wire.send("PUT", f"/api/blobs/{digest}", body, {"Content-Type": "application/octet-stream"})
+    size = len(body) if isinstance(body, bytes) else os.fstat(body.fileno()).st_size
+    headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+    wire.send("PUT", f"/api/blobs/{digest}", body, headers)
 
 
 def digest_of(path: Path) -> str:

@@ -79,20 +79,21 @@ def prepare(home: Home, overrides: Sequence[str] = (), conf: Path | None = None)
 
     Raises:
         ConfigError: The set-up cannot be.
-        ConflictError: It differs from that of the control plane that runs.
+        ConflictError: It differs from that of the control plane that runs, and clusters are up.
     """
     home.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     home.logs.mkdir(mode=0o700, exist_ok=True)
+    stored = _stored(home)
     if home.config.exists() and not overrides and conf is None:
+        if stored is not None and Path(stored.python).is_absolute():
+            _keep_python(home, stored)
         return
     spec = compose_server(overrides, home, conf)
-    is_running = answering(home, read_token(home)) is not None
-    if home.config.exists() and is_running and _stored(home) != spec:
-        raise ConflictError(
-            "the control plane that runs here is set up differently",
-            where=str(home.config),
-            hint="'octad down' first, then this again",
-        )
+    token = read_token(home)
+    running = answering(home, token)
+    if running is not None and stored != spec:
+        _check_empty(home, Wire(Address(str(running["url"]), token)))
+        _ask_to_leave(home, str(running["url"]), token)
     _write(home.config, spec.model_dump_json(indent=2))
 
 
@@ -130,6 +131,25 @@ def _ask_to_leave(home: Home, url: str, token: str) -> None:
     deadline = time.monotonic() + _STOP_S
     while answering(home, token) is not None and time.monotonic() < deadline:
         time.sleep(0.05)
+
+
+def _check_empty(home: Home, wire: Wire) -> None:
+    """Refuse to set a control plane up anew while its clusters are up."""
+    clusters = wire.json("GET", "/api/fleet")["clusters"]
+    busy = [str(cluster["name"]) for cluster in clusters if cluster["state"] != "down"]
+    if busy:
+        raise ConflictError(
+            f"the control plane here is set up differently, and {', '.join(busy)} are up",
+            where=str(home.config),
+            hint="'octad down' first, then this again",
+        )
+
+
+def _keep_python(home: Home, stored: ServerSpec) -> None:
+    """Have jobs started with an interpreter that is there: environments come and go."""
+    if not Path(stored.python).exists():
+        fresh = stored.model_copy(update={"python": sys.executable})
+        _write(home.config, fresh.model_dump_json(indent=2))
 
 
 def _stored(home: Home) -> ServerSpec | None:

@@ -58,10 +58,10 @@ class Wire:
         patience_s: float = 5.0,
         revive: Callable[[], Address] | None = None,
     ) -> None:
+        self._connection: http.client.HTTPConnection | None = None
         self.address = address
         self.patience_s = patience_s
         self._revive = revive
-        self._connection: http.client.HTTPConnection | None = None
         self._skew_s = 0.0
 
     def json(
@@ -134,6 +134,9 @@ class Wire:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def __del__(self) -> None:
+        self.close()
 
     def _once(
         self,
