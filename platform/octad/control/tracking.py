@@ -89,7 +89,10 @@ class TrackingServer:
 
     def tick(self) -> None:
         """Adopt it if it runs, start it if it does not."""
+        if self._child is not None:
+            self._child.poll()  # else a dead one would stay as a zombie
         if self._process() is None:
+            self._end_orphans()
             self._start()
         self._is_up = self._answers()
 
@@ -148,6 +151,14 @@ class TrackingServer:
                 )
             if self._clock.s() > deadline_s or self._stop.wait(0.1):
                 return
+
+    def _end_orphans(self) -> None:
+        """The leader is dead; the rest of its group may still hold the port."""
+        record = self._record()
+        if record is not None and not psutil.pid_exists(record.pid):
+            # A group's number is not given to another while one of it lives.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(record.pid, signal.SIGKILL)
 
     def _answers(self) -> bool:
         try:

@@ -65,7 +65,7 @@ def every_route(plane: ControlPlane) -> list[tuple[str, str]]:
         inner = getattr(route, "original_router", None)
         for one in inner.routes if inner is not None else [route]:
             assert isinstance(one, APIRoute), one
-            found += [(method, one.path) for method in one.methods]
+            found += [(method, one.path) for method in one.methods or ()]
     return found
 
 

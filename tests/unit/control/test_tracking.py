@@ -1,0 +1,68 @@
+"""The MLflow server that a control plane keeps: started once, adopted, ended, and nothing else."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from octad.control.clock import Clock
+from octad.control.tracking import TrackingServer, clean_environment, command, free_port
+from octad.spec.home import Home
+
+
+def test_nothing_meant_for_another_mlflow_reaches_ours() -> None:
+    given = {"PATH": "/bin", "MLFLOW_RUN_ID": "x", "MLFLOW_TRACKING_URI": "http://elsewhere"}
+    cleaned = clean_environment(given)
+    assert cleaned["PATH"] == "/bin"
+    assert "MLFLOW_RUN_ID" not in cleaned
+    assert "MLFLOW_TRACKING_URI" not in cleaned
+    assert cleaned["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] == "false"
+
+
+def test_it_listens_on_loopback_alone_with_one_worker() -> None:
+    line = command("sqlite:///db", Path("/home"), 5000)
+    assert line[line.index("--host") + 1] == "127.0.0.1"
+    assert line[line.index("--workers") + 1] == "1"
+
+
+def test_a_port_in_use_is_passed_over() -> None:
+    first = free_port(0)
+    assert free_port(first) == first
+
+
+@pytest.mark.slow
+def test_it_is_started_once_adopted_and_ended(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    first = TrackingServer(home, Clock())
+    try:
+        first.tick()
+        assert first.is_up
+        assert httpx.get(f"{first.url}/health", trust_env=False).text == "OK"
+        with sqlite3.connect(home.mlflow / "mlflow.sqlite") as database:
+            assert database.execute("select count(*) from alembic_version").fetchone() == (1,)
+        database.close()
+        process = first._process()
+        assert process is not None
+        second = TrackingServer(home, Clock())  # after a restart of the control plane
+        second.tick()
+        assert second.is_up
+        assert second._process() == process
+        url = first.url
+        assert first._child is not None
+        process.kill()
+        first._child.wait()
+        second.tick()
+        assert second.url == url
+        assert second._process() != process
+        assert second._child is not None
+        child = second._child
+        second.end()
+        child.wait()
+        assert not psutil.pid_exists(child.pid)
+        assert not second._answers()
+    finally:
+        first.end()
