@@ -122,8 +122,8 @@ def without_copies(surveys: Iterable[Survey]) -> tuple[list[Survey], dict[str, s
 
 
 def border(surveys: Sequence[Survey], heldout_share: float) -> float:
-    """The place below which texts are held out: about `heldout_share`, but never none and never
-    all.
+    """The place below which texts are held out: as near to `heldout_share` of the bytes as whole
+    parts allow, but never none and never all.
 
     Raises:
         DataError: There are no two different texts.
@@ -135,11 +135,22 @@ def border(surveys: Sequence[Survey], heldout_share: float) -> float:
             "one text is too few: some must be held out, and some trained on",
             hint="give at least two files or records that differ",
         )
-    if highest < heldout_share:
-        return highest
-    if lowest >= heldout_share:
-        return math.nextafter(lowest, 1.0)
-    return heldout_share
+    cut = _nearest_cut(surveys, heldout_share)
+    return min(max(cut, math.nextafter(lowest, 2.0)), highest)
+
+
+def _nearest_cut(surveys: Sequence[Survey], heldout_share: float) -> float:
+    """Parts of records give bytes in proportion to the cut; any other part is on one side."""
+    single = sorted((s.lowest, s.num_bytes) for s in surveys if s.lowest == s.highest)
+    of_records = sum(s.num_bytes for s in surveys if s.lowest != s.highest)
+    wanted = heldout_share * (of_records + sum(size for _, size in single))
+    held = sum(size for place, size in single if place < heldout_share)
+    best = (abs(held + of_records * heldout_share - wanted), heldout_share)
+    held = 0
+    for place, size in single:
+        held += size
+        best = min(best, (abs(held + of_records * place - wanted), math.nextafter(place, 2.0)))
+    return best[1]
 
 
 def side_of(place: float, cut: float) -> Split:

@@ -261,25 +261,26 @@ def _notes(
     empty = [s.part for s in whole if not s.num_documents]
     notes = []
     if bad_bytes:
-        notes.append(f"{_count(bad_bytes, 'bad byte')}: {_named(bad_bytes)}")
+        notes.append(f"{_count(bad_bytes, 'bad byte', 'bad bytes')}: {_named(bad_bytes)}")
     if bad_lines:
-        notes.append(f"{_count(bad_lines, 'line')} without text: {_named(bad_lines)}")
+        lines = _count(bad_lines, "line without text", "lines without text")
+        notes.append(f"{lines}: {_named(bad_lines)}")
     if empty:
-        notes.append(f"{_many(len(empty), 'file')} without text: {_named(empty)}")
+        notes.append(f"{_many(len(empty), 'file', 'files')} without text: {_named(empty)}")
     if copies:
         same = [f"{copy} (of {kept})" for copy, kept in copies.items()]
         notes.append(f"{_many(len(copies), 'exact copy', 'exact copies')} left out: {_named(same)}")
     if left_out:
-        notes.append(f"{_many(len(left_out), 'file')} skipped: {_some(left_out)}")
+        notes.append(f"{_many(len(left_out), 'file', 'files')} skipped: {_some(left_out)}")
     return tuple(f"{name}: {note}" for note in notes)
 
 
-def _count(found: Mapping[str, int], word: str) -> str:
-    return f"{_many(sum(found.values()), word)} in {_many(len(found), 'file')}"
+def _count(found: Mapping[str, int], one: str, many: str) -> str:
+    return f"{_many(sum(found.values()), one, many)} in {_many(len(found), 'file', 'files')}"
 
 
-def _many(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
+def _many(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
 
 
 def _some(reasons: Mapping[str, str]) -> str:

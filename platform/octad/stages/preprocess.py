@@ -26,8 +26,8 @@ class Settings(Spec):
         source: A block of `conf/data`: its kind and the kind's settings.
         tuning_source: Text for fine-tuning, if any; encoded with the same tokenizer.
         vocab: The most tokens that the tokenizer may have.
-        heldout_share: About this share of the parts or records is held out, by a hash of the
-            part's name or the record's text: the same ones whatever the seed and the cards.
+        heldout_share: About this share of the text is held out: whole parts by a hash of their
+            names, records by a hash of their text; the same ones whatever the seed and the cards.
         tokenizer_bytes: Bytes of training text that the tokenizer is trained on.
     """
 

@@ -29,12 +29,16 @@ class StandardLibrary:
         self.root = root
 
     def parts(self) -> Sequence[str]:
-        """Paths of modules, with `/`; tests are left out."""
+        """Paths of modules, with `/`; tests and empty modules are left out."""
         found = []
         for folder, inner, names in os.walk(self.root):
             inner[:] = [name for name in inner if name not in _SKIPPED]
             base = Path(folder).relative_to(self.root)
-            found += [(base / name).as_posix() for name in names if name.endswith(".py")]
+            found += [
+                (base / name).as_posix()
+                for name in names
+                if name.endswith(".py") and (self.root / base / name).stat().st_size
+            ]
         if not found:
             raise DataError(
                 "this Python has no source of its standard library",

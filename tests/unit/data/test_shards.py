@@ -1,0 +1,112 @@
+"""Shards: what is written comes back, memory-mapped, and damage is named."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from octad.data import shards
+from octad.data.shards import DatasetFile, Shard, ShardWriter, TokenDataset, split_files
+from octad.errors import DataError
+
+
+def write(folder: Path, *streams: list[int], vocab: int = 500) -> None:
+    made = []
+    for number, ids in enumerate(streams):
+        path = folder / f"train-{number:05d}.arrow"
+        with ShardWriter(path, vocab) as writer:
+            for start in range(0, len(ids), 7):
+                writer.add(ids[start : start + 7])
+        made.append(
+            Shard(
+                path=path.name,
+                tokens=writer.num_tokens,
+                documents=1,
+                text_bytes=1,
+                size=path.stat().st_size,
+                digest="sha256:" + "0" * 64,
+            )
+        )
+    file = DatasetFile(
+        vocab=vocab, end_of_text=0, tokenizer="x", splits={"train": split_files(tuple(made))}
+    )
+    (folder / "dataset.json").write_text(file.model_dump_json())
+
+
+@pytest.mark.parametrize("batch_tokens", [1 << 20, 5])
+@pytest.mark.parametrize("vocab", [500, 1 << 16, (1 << 16) + 1])
+def test_samples_run_over_the_ends_of_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: int, batch_tokens: int
+) -> None:
+    monkeypatch.setattr(shards, "_BATCH_TOKENS", batch_tokens)
+    stream = np.random.default_rng(0).integers(0, vocab, 100).tolist()
+    write(tmp_path, stream[:13], stream[13:15], stream[15:], vocab=vocab)
+    dataset = TokenDataset(tmp_path, "train", sequence=6)
+    assert len(dataset) == 99 // 6
+    got = dataset.tokens(np.arange(len(dataset)))
+    assert got.dtype == np.int64
+    assert got.tolist() == [stream[i * 6 : i * 6 + 7] for i in range(len(dataset))]
+    assert dataset.tokens(np.array([9, 2])).tolist() == [stream[54:61], stream[12:19]]
+    assert dataset.vocab == vocab
+
+
+def test_a_token_takes_two_bytes_where_the_vocabulary_allows(tmp_path: Path) -> None:
+    for vocab in (1 << 16, (1 << 16) + 1):
+        with ShardWriter(tmp_path / str(vocab), vocab) as writer:
+            writer.add([vocab - 1] * 10_000)
+    small, large = (tmp_path / str(v) for v in (1 << 16, (1 << 16) + 1))
+    assert small.stat().st_size < 21_000
+    assert large.stat().st_size > 40_000
+
+
+def test_the_fingerprint_changes_with_data_and_samples(tmp_path: Path) -> None:
+    prints = []
+    for name, ids in (("a", [1] * 50), ("b", [1] * 51), ("c", [1] * 50)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, ids)
+        prints += [TokenDataset(tmp_path / name, "train", s).fingerprint for s in (4, 5)]
+    assert prints[:2] == prints[4:]
+    assert len(set(prints)) == 4
+
+
+def test_text_shorter_than_a_sample_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, [1] * 8)
+    assert len(TokenDataset(tmp_path, "train", 7)) == 1
+    with pytest.raises(DataError, match="8 tokens, but one sample takes 9") as caught:
+        TokenDataset(tmp_path, "train", 8)
+    assert "sequence" in caught.value.hint
+    with pytest.raises(DataError, match="no split 'heldout'"):
+        TokenDataset(tmp_path, "heldout", 4)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "empty"])
+def test_a_damaged_shard_is_named(tmp_path: Path, damage: str) -> None:
+    write(tmp_path, [1] * 50, [2] * 50)
+    path = tmp_path / "train-00001.arrow"
+    raw = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        # The footer's length stands in the last ten bytes.
+        flipped = raw[:-10] + b"\xff\xff\xff\x7f" + raw[-6:]
+        path.write_bytes({"cut": raw[:-8], "flipped": flipped, "empty": b""}[damage])
+    with pytest.raises(DataError) as caught:
+        TokenDataset(tmp_path, "train", 4)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("raw", [None, b"", b"{}", b'{"format": 2}', b"\xff"])
+def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path, raw: bytes | None) -> None:
+    if raw is not None:
+        (tmp_path / "dataset.json").write_bytes(raw)
+    with pytest.raises(DataError) as caught:
+        TokenDataset(tmp_path, "train", 4)
+    assert "dataset.json" in caught.value.where
+
+
+def test_an_index_outside_is_a_bug_that_shows(tmp_path: Path) -> None:
+    write(tmp_path, [1] * 50)
+    dataset = TokenDataset(tmp_path, "train", 4)
+    for index in (-1, len(dataset)):
+        with pytest.raises(IndexError):
+            dataset.tokens(np.array([index]))
