@@ -62,4 +62,4 @@ async def _on_http(request: Request, error: Exception) -> Response:
 async def _on_bug(request: Request, error: Exception) -> Response:
     log.error("a bug in %s %s", request.method, request.url.path, exc_info=error)
     what = f"a bug in octad: {type(error).__name__}"
-    return answer(OctadError(what, hint="see logs/server.log in the control plane's home"), 500)
+    return answer(OctadError(what, hint="see logs/control.log in the control plane's home"), 500)

@@ -36,18 +36,24 @@ class Seen:
     wanted: Wanted
     state: ClusterState
     may_retry: bool
+    is_whole: bool = True
 
 
-def step(seen: Seen) -> Literal["start", "stop", "look"]:
+def step(seen: Seen) -> Literal["start", "mend", "stop", "look"]:
     """What to do with a cluster now. Pure.
 
     One that is wanted up and does not answer is left alone: silence is not death, and its jobs may
-    be running.
+    be running. One that is up and lacks something is started again beside its running jobs: a
+    provider keeps what is up.
     """
+    if not seen.may_retry:
+        return "look"
     if seen.wanted == "down":
-        return "stop" if seen.may_retry else "look"
-    if seen.wanted == "up" and seen.state == "down" and seen.may_retry:
+        return "stop"
+    if seen.wanted == "up" and seen.state == "down":
         return "start"
+    if seen.wanted == "up" and seen.state == "up" and not seen.is_whole:
+        return "mend"
     return "look"
 
 
@@ -174,9 +180,12 @@ class Fleet:
         self._look(member)
         assert member.view is not None
         may_retry = self._clock.s() >= member.retry_at_s
-        action = step(Seen(member.wanted, member.view.state, may_retry))
+        is_whole = not member.view.reason
+        action = step(Seen(member.wanted, member.view.state, may_retry, is_whole))
         if action == "start":
             self._act(member, "starting", member.provider.start)
+        elif action == "mend":
+            self._act(member, None, member.provider.start)
         elif action == "stop":
             self._act(member, None, member.provider.stop)
             if not member.failure:
@@ -188,7 +197,7 @@ class Fleet:
         before = member.view.state if member.view else None
         view = member.provider.observe()
         member.view = view
-        if view.state == "up":
+        if view.state == "up" and not view.reason:
             member.failure, member.tries = "", 0
         if view.state != before:
             log.info("cluster %s: %s %s", member.spec.name, view.state, view.reason)

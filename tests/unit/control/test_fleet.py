@@ -44,6 +44,8 @@ def make(
         (Seen("up", "down", may_retry=False), "look"),
         (Seen("up", "unreachable", may_retry=True), "look"),
         (Seen("up", "up", may_retry=True), "look"),
+        (Seen("up", "up", may_retry=True, is_whole=False), "mend"),
+        (Seen("as-found", "up", may_retry=True, is_whole=False), "look"),
         (Seen("as-found", "down", may_retry=True), "look"),
         (Seen("as-found", "up", may_retry=True), "look"),
         (Seen("down", "up", may_retry=True), "stop"),
