@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
 from octad.errors import DataError
 from octad.spec.corpora import scan

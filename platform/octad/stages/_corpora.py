@@ -33,6 +33,7 @@ from octad.ports.stages import Context
 from octad.spec.artefacts import Artefact
 from octad.spec.checkpoints import StoredFile
 from octad.spec.keys import StageKeys
+from octad.stages._corpus_settings import Settings, source_settings
 from octad.stages._corpus_tasks import (
     ShardWork,
     SourceSpec,
@@ -43,7 +44,6 @@ from octad.stages._corpus_tasks import (
     train_tokenizer,
 )
 from octad.stages._spread import Spread
-from octad.stages.preprocess import Settings, source_settings
 from octad.storage.artefacts import seal_folder
 from octad.storage.objects import digest_of
 

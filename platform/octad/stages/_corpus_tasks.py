@@ -20,7 +20,7 @@ from octad.data.shards import Shard, ShardWriter
 from octad.data.split import ShardPlan, Split, Survey, place_in_split, side_of, survey, texts_of
 from octad.ports.data import Document, Source
 from octad.spec.stages import StoreSpec
-from octad.stages.preprocess import source_settings
+from octad.stages._corpus_settings import source_settings
 from octad.storage import ObjectStore
 from octad.storage.artefacts import stored_file
 
