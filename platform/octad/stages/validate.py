@@ -18,7 +18,7 @@ from octad.spec.stages import StageSpec
 from octad.train.settings import EvaluationJob, Weights
 from octad.train.stage import Outcome, on_workers, verified
 
-_TEXTS = frozenset({"corpus", "tuning"})
+_TEXTS: tuple[str, ...] = ("corpus", "tuning")
 
 
 class Settings(Spec):
@@ -84,9 +84,8 @@ class Validate:
         """Measure, and write the report."""
         manifest = verified(context, context.input("base"))
         weights = _weights(context)
-        texts = {
-            k: context.order.inputs[k] for k in ("corpus", "tuning") if k in context.order.inputs
-        }
+        given = context.order.inputs
+        texts = {text: given[text] for text in _TEXTS if text in given}
         job = EvaluationJob(
             order=context.order,
             weights=weights,
@@ -192,7 +191,9 @@ def markdown(
             lines.append(f"| {text} | {count} | {weights} | {loss:.4f} | {math.exp(loss):.2f} |")
     for text in tokens:
         if f"{text}_gain" in metrics:
-            lines += ["", f"Tuning lowers perplexity on {text} by {metrics[f'{text}_gain']:.1%}."]
+            gain = metrics[f"{text}_gain"]
+            way = "lowers" if gain >= 0 else "raises"
+            lines += ["", f"Tuning {way} perplexity on {text} by {abs(gain):.1%}."]
     for weights, sample in samples.items():
         lines += ["", f"Sample of {weights}, after {prompt!r}:", "", "```", sample, "```"]
     return "\n".join(lines) + "\n"

@@ -161,6 +161,8 @@ def reason(worker_failures: dict[int, Exception]) -> OctadError:
     for _, failure in failures:
         found = _ours(failure)
         if found is not None:
+            # A worker that says so itself has an outcome that would come again.
+            found.is_final = found.is_final or isinstance(found, StageError)
             return found
     dead = [rank for rank, failure in failures if "HealthCheck" in type(failure).__name__]
     if dead:

@@ -1,0 +1,185 @@
+"""Stopping, going on at another size, and handing weights to the next stage."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlparse
+
+import pytest
+from safetensors.numpy import load_file
+
+from octad.errors import CheckpointError, StageError
+from octad.spec.artefacts import Artefact
+from octad.spec.keys import StageKeys
+from octad.spec.layouts import Layout
+from octad.spec.stages import Position
+from octad.storage import lineage
+from octad.storage.artefacts import publish_folder
+from octad.train.settings import EvaluationJob, Lora, Weights
+
+if TYPE_CHECKING:
+    from tests.integration.training.conftest import Lab
+
+pytestmark = pytest.mark.slow
+STEPS = 12
+ONE, TWO = Layout(dp_shard=1), Layout(dp_shard=2)
+FOUR = Layout(dp_shard=2, tp=2)
+LIMIT_S = 90
+
+
+def losses(lab: Lab, *jobs: Any) -> list[float]:
+    """The loss of every step; a step done again counts as its last attempt has it."""
+    steps = {step: m["loss"] for job in jobs for step, m in lab.steps(job).items()}
+    return [steps[step] for step in sorted(steps)]
+
+
+def base_of(lab: Lab, run: str, stage: str = "pretrain") -> Position:
+    found = lineage.newest_good(lab.store, StageKeys(run, stage))
+    assert found is not None
+    return found[1].position
+
+
+def test_killed_and_gone_on_at_other_sizes_is_as_if_never_stopped(lab: Lab) -> None:
+    training = {"steps": STEPS, "checkpoint_every": 2}
+    whole = lab.job(ONE, run="whole", training=training)
+    lab.train([whole], 1)
+
+    first = lab.job(FOUR, run="cut", training=training)
+    group = lab.start([("octad.train.worker:train", first.plain())], 4)
+    try:
+        manifest = StageKeys("cut", "pretrain").attempt(1).manifest(2)
+        deadline = time.monotonic() + LIMIT_S
+        while lab.store.size(manifest) is None:
+            assert time.monotonic() < deadline, group.log
+            time.sleep(0.01)
+        os.kill(group.processes[3].pid, signal.SIGKILL)
+    finally:
+        group.kill()
+
+    base = base_of(lab, "cut")
+    assert 2 <= base.step < STEPS
+    second = lab.job(TWO, run="cut", attempt=2, training={**training, "steps": 8}, resume=base)
+    if base.step < 8:
+        lab.train([second], 2)
+    base = base_of(lab, "cut")
+    third = lab.job(ONE, run="cut", attempt=3, training=training, resume=base)
+    (result,) = lab.train([third], 1)
+
+    used: dict[int, list[int]] = {}
+    for job in (first, second, third):
+        for step, indices in lab.samples(job).items():
+            assert used.setdefault(step, indices) == indices, f"step {step} saw other samples"
+    assert used == lab.samples(whole)
+    assert losses(lab, second, third)[-4:] == pytest.approx(losses(lab, whole)[-4:], abs=1e-4)
+    final = Artefact.parse(result["artefacts"][0])
+    assert lineage.verify(lab.store, lab.store.key(final.uri), final.digest).position.step == STEPS
+
+
+def test_a_stage_that_was_done_only_publishes(lab: Lab) -> None:
+    job = lab.job(ONE, run="done")
+    again = lab.job(ONE, run="done", attempt=2, resume=Position(attempt=1, step=5))
+    first, second = lab.train([job, again], 1)
+    assert first["artefacts"] == second["artefacts"]
+    assert not lab.steps(again)
+
+
+def test_a_loss_that_is_not_finite_stops_before_anything_is_committed(lab: Lab) -> None:
+    training = {"checkpoint_every": 1, "optimizer": {"lr": 1e30, "warmup_steps": 0}}
+    job = lab.job(ONE, run="nan", training=training)
+    group = lab.start([("octad.train.worker:train", job.plain())], 1)
+    try:
+        assert group.processes[0].wait(LIMIT_S) != 0
+    finally:
+        group.kill()
+    assert StageError.__name__ in group.log
+    assert "lower optimizer.lr" in group.log
+    good = lineage.positions(lab.store, StageKeys("nan", "pretrain"))
+    assert [p.step for p in good] == sorted(lab.steps(job))
+
+
+def test_other_data_under_a_checkpoint_is_refused(lab: Lab) -> None:
+    other = lab.dataset("other", stride=3)
+    job = lab.job(ONE, run="data", training={"steps": 2})
+    lab.train([job], 1)
+    base = Position(attempt=1, step=2)
+    again = lab.job(ONE, run="data", attempt=2, resume=base, dataset=other)
+    with pytest.raises(AssertionError, match=f"{CheckpointError.__name__}.*other data"):
+        lab.train([again], 1)
+
+
+def test_weights_pass_from_four_cards_to_two_to_one(lab: Lab) -> None:
+    """Pretrain on four, tune adapters on two, compare on one, as the quickstart does."""
+    tokenizer = lab.folder / "tokenizer"
+    tokenizer.mkdir()
+    (tokenizer / "tokenizer.json").write_text("{}")
+    words = publish_folder(lab.store, "data/tokenizer", "tokenizer", "tokenizer", tokenizer)
+    tuning = lab.dataset("tuning", stride=11)
+    pretrain = lab.job(FOUR, run="chain", training={"steps": 30}, tokenizer=words)
+    (made,) = lab.train([pretrain], 4)
+    checkpoint, weights = (Artefact.parse(raw) for raw in made["artefacts"])
+
+    lora = Lora(rank=4, alpha=8.0, targets=("query", "value", "up", "down"))
+    options = {"steps": 20, "optimizer": {"lr": 3e-2, "weight_decay": 0.0, "warmup_steps": 2}}
+    tune: dict[str, Any] = {
+        "stage": "finetune",
+        "dataset": tuning,
+        "start": checkpoint,
+        "lora": lora,
+    }
+    early = lab.job(TWO, run="chain", training={**options, "checkpoint_every": 10}, **tune)
+    (tuned,) = lab.train([early], 2)
+    adapter = Artefact.parse(tuned["artefacts"][0])
+    again = lab.job(
+        ONE,
+        run="chain",
+        attempt=2,
+        training=options,
+        resume=Position(attempt=1, step=10),
+        **tune,
+    )
+    evaluation = EvaluationJob(
+        order=lab.order(ONE, run="chain", stage="validate"),
+        weights=(
+            Weights(name="base", checkpoint=checkpoint),
+            Weights(name="tuned", checkpoint=checkpoint, adapter=adapter),
+        ),
+        datasets={"corpus": lab.corpus, "tuning": tuning},
+        sequence=16,
+        batch=4,
+        max_samples=19,
+        prompt_tokens=4,
+        sample_tokens=6,
+        prompt_from="tuning",
+    )
+    split = evaluation.model_copy(update={"order": lab.order(TWO, run="chain", stage="validate")})
+    calls = [
+        ("octad.train.worker:train", again.plain()),
+        ("octad.train.evaluate:evaluate", evaluation.plain()),
+    ]
+    _, found = lab.run(calls, 1)
+    (halves,) = lab.run([("octad.train.evaluate:evaluate", split.plain())], 2)
+
+    assert adapter.type == "adapter"
+    manifest = lineage.verify(lab.store, lab.store.key(adapter.uri), adapter.digest)
+    assert manifest.base == checkpoint
+    assert sum(file.size for file in manifest.files) < 60_000
+    assert losses(lab, early)[10:] == pytest.approx(losses(lab, again), abs=1e-4)
+    assert found["tokens"] == {"corpus": 19 * 16, "tuning": 19 * 16}
+    assert found["losses"]["base"]["corpus"] < 3.0
+    assert found["losses"]["tuned"]["tuning"] < 0.9 * found["losses"]["base"]["tuning"]
+    for name in ("base", "tuned"):
+        assert halves["losses"][name] == pytest.approx(found["losses"][name], abs=1e-5)
+        assert halves["samples"][name] == found["samples"][name]
+        assert len(found["samples"][name]) == 6
+
+    folder = Path(urlparse(weights.uri).path)
+    tensors = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    assert tensors["transformer.wte.weight"].shape == (config["vocab_size"], config["n_embd"])
+    assert tensors["transformer.h.0.attn.c_attn.weight"].shape == (16, 48)
+    assert (folder / "tokenizer.json").read_text() == "{}"
