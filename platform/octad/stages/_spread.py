@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from octad.errors import OctadError, StageError
+from octad.errors import OctadError, StageError, UnreachableError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -53,7 +53,7 @@ class OverRay:
         import ray
 
         if not ray.is_initialized():
-            ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=True)
+            _join(os.environ.get("RAY_ADDRESS", "auto"))
         remote = ray.remote(
             num_cpus=_TASK_CPUS,
             resources={"card": 1},
@@ -75,6 +75,19 @@ class OverRay:
             for reference in running:
                 ray.cancel(reference)
         return [results[number] for number in range(len(work))]
+
+
+def _join(address: str) -> None:
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=True)
+    except ConnectionError as error:
+        raise UnreachableError(
+            f"no Ray cluster answers: {' '.join(str(error).split())[:200]}",
+            where=address,
+            hint="run this as a Ray job, or set RAY_ADDRESS",
+        ) from None
 
 
 def _result(reference: Any) -> Any:
