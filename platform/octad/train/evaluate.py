@@ -91,19 +91,21 @@ def _loaded(
 def mean_loss(
     model: nn.Module, dataset: TokenDataset, ranks: Ranks, *, batch: int, max_samples: int
 ) -> tuple[float, int]:
-    """Mean loss per token over the first `max_samples` samples, and the number of tokens.
+    """Mean loss per token over at most `max_samples` samples, and the number of tokens.
 
+    The samples are spread evenly over the dataset, since neighbours come from one document.
     Every rank makes the same number of forward passes: samples that are missing to fill the last
     one do not count.
     """
     num_samples = min(len(dataset), max_samples)
     parts = ranks.layout.data_parallel
     rounds = -(-num_samples // (batch * parts))
+    chosen = np.linspace(0, len(dataset) - 1, num_samples).astype(np.int64)
     places = np.arange(rounds * batch * parts).reshape(rounds, parts, batch)[:, ranks.data_rank]
     loss_sum = torch.zeros((), device=ranks.device)
     counted = torch.zeros((), device=ranks.device)
     for row in places:
-        samples = torch.as_tensor(dataset.tokens(np.minimum(row, num_samples - 1)))
+        samples = torch.as_tensor(dataset.tokens(chosen[np.minimum(row, num_samples - 1)]))
         samples = samples.to(ranks.device)
         targets = samples[:, 1:].clone()
         targets[torch.as_tensor(row >= num_samples)] = IGNORE
