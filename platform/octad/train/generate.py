@@ -29,9 +29,10 @@ def generate(
         seed: Of the draws.
     """
     generator = torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
     ids = list(prompt)
     for _ in range(length):
-        visible = torch.tensor([ids[-context:]])
+        visible = torch.tensor([ids[-context:]], device=device)
         logits: Tensor = model(visible)[0, -1].float()
         if temperature == 0:
             ids.append(int(logits.argmax()))

@@ -22,7 +22,15 @@ from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 
 from octad.errors import OctadError, StageError
 from octad.spec.clusters import CARD_RESOURCE, CardKind
-from octad.train.processes import COMMUNICATION, Rendezvous, call, free_port, join_processes
+from octad.train.joining import join_ray
+from octad.train.processes import (
+    CARD_KIND,
+    COMMUNICATION,
+    Rendezvous,
+    call,
+    free_port,
+    join_processes,
+)
 
 _RAY_KEY: dict[CardKind, str] = {"gpu": "GPU", "npu": "NPU"}
 _CPUS_PER_WORKER = 0.1  # a card is what is scarce; a share of a CPU must never hold a worker back
@@ -60,11 +68,11 @@ def run_group(
     Raises:
         OctadError: What a worker raised on purpose, as it was raised.
         StageError: A worker died, or failed in some other way; names the rank.
+        UnreachableError: No Ray cluster answers.
     """
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
-    if not ray.is_initialized():
-        ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=True)
+    join_ray()
     with tempfile.TemporaryDirectory(prefix="octad-train-") as folder:
         trainer = Trainer(
             call,
@@ -147,7 +155,7 @@ def _card_resource() -> str:
 
 
 def _card_kind() -> CardKind:
-    named = os.environ.get("OCTAD_CARD_KIND")
+    named = os.environ.get(CARD_KIND)
     by_resource = {resource: kind for kind, resource in _RAY_KEY.items()}
     for kind in COMMUNICATION:
         if kind == named:

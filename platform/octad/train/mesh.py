@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from octad.spec.layouts import Layout
+from octad.train.processes import CARD_KIND
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,9 @@ def join(layout: Layout) -> Ranks:
 
 
 def own_device() -> torch.device:
-    """The card of this process: its group's communication says which kind it is."""
-    if "nccl" in dist.get_backend():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    """The card of this process."""
+    if os.environ.get(CARD_KIND, "sim") == "sim":
+        return torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    return torch.device(accelerator.type, torch.accelerator.current_device_index())

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import ray
-
 from octad.spec.clusters import CardKind
 
 # How one process talks to the others, by kind of card. Each has gloo for tensors in host memory.
@@ -22,6 +20,8 @@ COMMUNICATION: dict[CardKind, str] = {
     "gpu": "cpu:gloo,cuda:nccl",
     "npu": "cpu:gloo,npu:hccl",
 }
+# The kind of card, in the environment of a job and of each of its processes.
+CARD_KIND = "OCTAD_CARD_KIND"
 _COLLECTIVE_LIMIT_S = 600
 
 
@@ -56,6 +56,8 @@ def call(config: dict[str, Any]) -> dict[str, Any]:
 
 def free_port() -> tuple[str, int]:
     """On rank 0: its node's address as Ray knows it, and a port that is free there."""
+    import ray  # noqa: PLC0415  processes without Ray read this module too
+
     with socket.socket() as probe:
         probe.bind(("", 0))
         return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
@@ -69,10 +71,13 @@ def join_processes(meeting: Rendezvous) -> None:
     os.environ["LOCAL_RANK"] = str(meeting.local_rank)
     os.environ["NODE_RANK"] = str(meeting.node_rank)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(meeting.rank), str(meeting.size)
+    os.environ[CARD_KIND] = meeting.card
     if meeting.card == "sim":
         torch.set_num_threads(1)
-    elif meeting.card == "gpu":
-        torch.cuda.set_device(meeting.local_rank % torch.cuda.device_count())
+    else:
+        if meeting.card == "npu":
+            importlib.import_module("torch_npu")
+        torch.accelerator.set_device_index(meeting.local_rank % torch.accelerator.device_count())
     dist.init_process_group(
         COMMUNICATION[meeting.card],
         init_method=f"tcp://{meeting.address}:{meeting.port}",

@@ -45,7 +45,9 @@ def base_of(lab: Lab, run: str, stage: str = "pretrain") -> Position:
 
 
 def test_killed_and_gone_on_at_other_sizes_is_as_if_never_stopped(lab: Lab) -> None:
-    training = {"steps": STEPS, "checkpoint_every": 2}
+    # A constant rate, as the second attempt is given fewer steps and a schedule would follow them.
+    optimizer = {"lr": 1e-2, "warmup_steps": 2, "schedule": "constant"}
+    training = {"steps": STEPS, "checkpoint_every": 2, "optimizer": optimizer}
     whole = lab.job(ONE, run="whole", training=training)
     lab.train([whole], 1)
 
