@@ -12,7 +12,7 @@ import typer
 
 from octad.cli.live import Live
 from octad.cli.output import clean, say
-from octad.cli.views import TERMINAL, Json, rates, steps, where
+from octad.cli.views import TERMINAL, Json, cards, rates, steps, where
 from octad.client.wire import Wire
 from octad.errors import OctadError, StageError, UnreachableError
 
@@ -134,7 +134,7 @@ class Lines:
         self._seen[name] = now
         place = ""
         if stage["attempts"] and stage["state"] in {"starting", "running"}:
-            place = f"  attempt {now[2]} on {where(stage)}, {stage['cards']} cards"
+            place = f"  attempt {now[2]} on {where(stage)}, {cards(stage['cards'])}"
         reason = f"  {clean(stage['reason'])}" if stage["reason"] else ""
         say(f"{self._prefix}{name:<12} {stage['state']}{place}{reason}")
 
@@ -145,7 +145,8 @@ class Lines:
         now = time.monotonic()
         if text and text != before and now - at >= _PROGRESS_S:
             self._progress[name] = (now, text)
-            say(f"{self._prefix}{name:<12} step {text}" if "/" in text else f"{name:<12} {text}")
+            step = "step " if "/" in text else ""
+            say(f"{self._prefix}{name:<12} {step}{text}")
 
     def _notes_of(self, stage: Json) -> None:
         for note in (stage["progress"] or {}).get("notes", ()):

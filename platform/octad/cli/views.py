@@ -37,8 +37,16 @@ def steps(stage: Json) -> str:
     if not progress or stage["state"] in {"waiting", "queued"}:
         return ""
     if progress["total"]:
-        return f"{progress['step']:,}/{progress['total']:,}"
-    return "" if stage["state"] in TERMINAL else str(progress["phase"])
+        # The last progress of a stage that succeeded may be from just before its end.
+        done = progress["total"] if stage["state"] == "succeeded" else progress["step"]
+        return f"{done:,}/{progress['total']:,}"
+    is_told = stage["state"] in TERMINAL or progress["phase"] in {"starting", "working", "done"}
+    return "" if is_told else str(progress["phase"])
+
+
+def cards(number: int) -> str:
+    """`1 card`, `4 cards`."""
+    return f"{number} card{'' if number == 1 else 's'}"
 
 
 def rates(stage: Json) -> str:
@@ -98,7 +106,7 @@ def _details(stage: Json, now_ms: int) -> Iterator[str]:
         reason = f"  {clean(attempt['reason'])}" if attempt["reason"] else ""
         yield (
             f"attempt {attempt['number']}  {attempt['state']} on {attempt['cluster']}, "
-            f"{attempt['cards']} cards, {took}  ({attempt['submission_id']}){reason}"
+            f"{cards(attempt['cards'])}, {took}  ({attempt['submission_id']}){reason}"
         )
     for note in (stage["progress"] or {}).get("notes", ()):
         yield f"note  {clean(note)}"
@@ -135,7 +143,8 @@ def comparison(metrics: Json) -> str:
             rows.append([text, weights, number(value), shown])
         elif name.endswith("_gain"):
             text = name.removesuffix("_gain")
-            gains.append(f"Tuning lowers the perplexity of held-out {text} by {value:.1%}.")
+            verb = "lowers" if value >= 0 else "raises"
+            gains.append(f"Tuning {verb} the perplexity of held-out {text} by {abs(value):.1%}.")
     if not rows:
         return table(("metric", "value"), [[name, number(v)] for name, v in metrics.items()])
     rows.sort(key=lambda row: row[0])
