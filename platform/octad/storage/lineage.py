@@ -225,10 +225,8 @@ def sweep(store: ObjectStore, order: AttemptOrder) -> int:
             continue
         folder = keys.attempt(attempt).checkpoints
         for name in store.folders(folder):
-            inside = [meta.key for meta in store.walk(f"{folder}{name}/")]
-            if not any(key.endswith(f"/{MANIFEST}") for key in inside):
-                store.delete(inside)
-                removed += len(inside)
+            if store.size(f"{folder}{name}/{MANIFEST}") is None:
+                removed += store.delete_folder(f"{folder}{name}/")
     return removed
 
 

@@ -195,6 +195,18 @@ class ObjectStore:
             except NotFoundError:
                 continue
 
+    def delete_folder(self, prefix: str) -> int:
+        """Delete everything whose key starts with `prefix` (a folder, ending in '/').
+
+        Of a local folder, unfinished uploads of processes that were killed as well. Returns the
+        number of objects.
+        """
+        keys = [meta.key for meta in self.walk(prefix)]
+        self.delete(keys)
+        if self._root is not None:
+            shutil.rmtree(self._root / prefix, ignore_errors=True)
+        return len(keys)
+
     def digest(self, key: str) -> str:
         """`sha256:<hex>` of an object, read in chunks.
 
@@ -300,6 +312,8 @@ def _failure(error: Exception, url: str) -> StorageError | NotFoundError:
         return NotFoundError("no such object", where=url)
     if getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT} or "os error 28" in text:
         return StorageError("no space left", where=url, hint="free space, then resume the run")
+    if "os error 27" in text:
+        return StorageError("a file may not grow further", where=url, hint="raise the size limit")
     if "os error 30" in text:
         return StorageError("the store is read-only", where=url, hint="check how it is mounted")
     if "os error 13" in text:

@@ -279,8 +279,7 @@ class Checkpointer:
             for position in older:
                 keys = self._stage_keys.attempt(position.attempt)
                 self._store.delete([keys.manifest(position.step)])
-                inside = self._store.walk(f"{keys.checkpoint(position.step)}/")
-                self._store.delete([meta.key for meta in inside])
+                self._store.delete_folder(f"{keys.checkpoint(position.step)}/")
         except (FencedError, StorageError, CheckpointError) as error:
             _LOG.warning("older checkpoints stay for now: %s", error)
 

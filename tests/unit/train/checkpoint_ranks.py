@@ -1,0 +1,228 @@
+"""One rank of a small training, started by test_checkpoint_ranks.py.
+
+python checkpoint_ranks.py SCENARIO STORE MEETING RANK SIZE
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from octad.errors import StorageError
+from octad.spec.keys import StageKeys
+from octad.spec.layouts import Layout
+from octad.spec.stages import AttemptOrder, StageSpec, StoreSpec
+from octad.storage.objects import ObjectStore
+from octad.train.checkpoint import Checkpointer, load
+
+STEP = 3
+NUM_TENSORS = 5  # of 4 MiB when something is to be killed: more than one part of an upload
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+WHOLE = StateDictOptions(flatten_optimizer_state_dict=True, full_state_dict=True, cpu_offload=True)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(10, 22)
+        self.norm = nn.LayerNorm(22)
+        self.down = nn.Linear(22, 7, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.up(x)
+        return self.down(torch.relu(hidden))
+
+
+def order(store: StoreSpec, layout: Layout) -> AttemptOrder:
+    stage = StageSpec(name="pretrain", kind="pretrain", cards=1, layout=layout)
+    return AttemptOrder(run="run", attempt=1, stage=stage, inputs={}, store=store)
+
+
+def spread(layout: Layout) -> tuple[nn.Module, torch.optim.Optimizer]:
+    assert layout.dp_shard != "fill"
+    mesh = init_device_mesh("cpu", (layout.dp_shard, layout.tp), mesh_dim_names=("dp_shard", "tp"))
+    torch.manual_seed(0)
+    model = Net()
+    if layout.tp > 1:
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(model, mesh["tp"], plan)
+    fully_shard(model, mesh=mesh["dp_shard"])
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {
+        "model": get_model_state_dict(model, options=FLAT),
+        "optimizer": get_optimizer_state_dict(model, optimizer, options=FLAT),
+    }
+
+
+def whole_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {
+        "model": get_model_state_dict(model, options=WHOLE),
+        "optimizer": get_optimizer_state_dict(model, optimizer, options=WHOLE),
+    }
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    torch.manual_seed(1)
+    for _ in range(steps):
+        model(torch.randn(4, 10)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def save(store: StoreSpec, target: Path, layout: Layout) -> None:
+    """Train, save, change everything, and write down what was saved."""
+    model, optimizer = spread(layout)
+    train(model, optimizer, STEP)
+    saver = Checkpointer(
+        store, order(store, layout), content="full", model={}, dtype="float32", layout=layout
+    )
+    whole = copy.deepcopy(whole_of(model, optimizer))
+    saver.save(STEP, state_of(model, optimizer), tokens=12, data=None)
+    train(model, optimizer, 1)
+    saver.finish()
+    if dist.get_rank() == 0:
+        torch.save(whole, target)
+
+
+def read(store: StoreSpec, target: Path, layout: Layout) -> None:
+    """Load into another layout, and write down what came."""
+    model, optimizer = spread(layout)
+    train(model, optimizer, 1)
+    state = state_of(model, optimizer)
+    load(store, StageKeys("run", "pretrain").attempt(1).checkpoint(STEP), state)
+    set_model_state_dict(model, state["model"], options=FLAT)
+    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=FLAT)
+    whole = whole_of(model, optimizer)
+    if dist.get_rank() == 0:
+        torch.save(whole, target)
+
+
+def one_rank_fails(store: StoreSpec, target: Path, layout: Layout) -> None:
+    """The store refuses the shard of the last rank, once."""
+    model, optimizer = spread(layout)
+    saver = Checkpointer(
+        store, order(store, layout), content="full", model={}, dtype="float32", layout=layout
+    )
+    put = ObjectStore.put_chunks
+
+    def fails(self: ObjectStore, key: str, chunks: Any) -> None:
+        if dist.get_rank() == dist.get_world_size() - 1 and "0000000001/" in key:
+            raise StorageError("no space left", where=key)
+        put(self, key, chunks)
+
+    ObjectStore.put_chunks = fails  # type: ignore[method-assign]
+    for step in (1, 2):
+        saver.save(step, state_of(model, optimizer), tokens=0, data=None)
+    position = saver.finish()
+    assert position is not None
+    assert position.step == 2
+    assert len(saver.failures) == 1
+    target.with_name(f"{target.name}-{dist.get_rank()}").write_text(saver.failures[0])
+
+
+def killed(moment: str) -> None:
+    """Arrange for this process to be killed at one moment of the second save."""
+    real_put, real_create = ObjectStore.put_chunks, ObjectStore.create
+
+    def die_if(key: str, now: str) -> None:
+        if "step-0000000020" in key and now == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def put_chunks(self: ObjectStore, key: str, chunks: Any) -> None:
+        def dying() -> Any:
+            for number, chunk in enumerate(chunks):
+                yield chunk
+                if number == NUM_TENSORS - 2:
+                    die_if(key, "in a shard")
+
+        die_if(key, "before the shard")
+        real_put(self, key, dying())
+        die_if(key, "after the shard")
+
+    def create(self: ObjectStore, key: str, data: bytes) -> bool:
+        name = key.rpartition("/")[2]
+        die_if(key, f"before {name}")
+        made = real_create(self, key, data)
+        die_if(key, f"after {name}")
+        return made
+
+    ObjectStore.put_chunks = put_chunks  # type: ignore[method-assign]
+    ObjectStore.create = create  # type: ignore[method-assign]
+
+
+def die_while_saving(store: StoreSpec, target: Path, layout: Layout) -> None:
+    """In a fork for each moment, so that torch is imported once."""
+    for number, moment in enumerate(MOMENTS):
+        child = os.fork()
+        if child == 0:
+            meeting = target.with_name(f"meeting-{number}")
+            dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+            killed(moment)
+            own = StoreSpec(url=f"{store.url}/{number}")
+            saver = Checkpointer(
+                own, order(own, layout), content="full", model={}, dtype="f", layout=layout
+            )
+            for step in (10, 20, 30):
+                tensors = {str(i): torch.full((1 << 20,), float(step)) for i in range(NUM_TENSORS)}
+                saver.save(step, {"model": tensors}, tokens=0, data=None)
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.WTERMSIG(status) == signal.SIGKILL, (moment, status)
+
+
+MOMENTS = (
+    "before the shard",
+    "in a shard",
+    "after the shard",
+    "before .metadata",
+    "after .metadata",
+    "before manifest.json",
+    "after manifest.json",
+)
+SCENARIOS: dict[str, tuple[Callable[[StoreSpec, Path, Layout], None], Layout]] = {
+    "save-4": (save, Layout(dp_shard=2, tp=2)),
+    "read-2": (read, Layout(dp_shard=2)),
+    "read-1": (read, Layout(dp_shard=1)),
+    "fail-2": (one_rank_fails, Layout(dp_shard=2)),
+    "die-0": (die_while_saving, Layout(dp_shard=1)),
+}
+
+
+if __name__ == "__main__":
+    scenario, url, folder, rank, size = sys.argv[1:]
+    torch.set_num_threads(1)
+    run, mesh = SCENARIOS[scenario]
+    if size != "0":
+        meeting = Path(folder) / f"meeting-{scenario}"
+        dist.init_process_group(
+            "gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=int(size)
+        )
+    run(StoreSpec(url=url), Path(folder) / scenario, mesh)
+    if size != "0":
+        dist.destroy_process_group()
