@@ -58,7 +58,7 @@ class Program:
     def _run(self, context: Attempt, environment: Mapping[str, str]) -> None:
         script = Script(self._settings.command, environment, self._settings.grace_s)
         try:
-            code = script.wait()
+            code = script.run()
         except BaseException:
             script.terminate()
             raise

@@ -83,7 +83,7 @@ def parsed(line: bytes) -> tuple[int, dict[str, float]] | None:
     """Step and metrics of one line, or None if it is not a good one."""
     try:
         raw = json.loads(line) if len(line) <= _LONGEST_LINE else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(raw, dict) or len(raw) > _MOST_KEYS:
         return None

@@ -22,28 +22,42 @@ _DRAIN_S = 5.0
 
 
 class Script:
-    """A started process, the leader of its own session.
+    """A process to be, the leader of its own session. Whatever happens, `close` it.
 
     Args:
         command: Its arguments; no shell sees them.
         environment: All of it.
         grace_s: How long it may take to end when asked.
-
-    Raises:
-        ConfigError: It cannot be started.
     """
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], grace_s: float
     ) -> None:
+        self._command = list(command)
         self._mark = secrets.token_hex(16)
+        self._environment = {**environment, _guard.VARIABLE: self._mark}
         self._grace_s = grace_s
         self._tail: collections.deque[bytes] = collections.deque()
         self._tail_bytes = 0
+        self._guarding: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pump: threading.Thread | None = None
+
+    def run(self) -> int:
+        """Start it and wait for its end; its exit code, negative for a signal.
+
+        Raises:
+            ConfigError: It cannot be started.
+        """
+        self._guarding = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-I", "-S", _guard.__file__, self._mark, str(self._grace_s)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
         try:
             self._process = subprocess.Popen(  # noqa: S603  to run it is what this is for
-                list(command),
-                env={**environment, _guard.VARIABLE: self._mark},
+                self._command,
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -51,22 +65,17 @@ class Script:
             )
         except OSError as error:
             raise ConfigError(
-                f"{command[0]!r} cannot be run: {error.strerror}", where="entrypoint"
+                f"{self._command[0]!r} cannot be run: {error.strerror}", where="entrypoint"
             ) from None
-        self._guarding = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-I", "-S", _guard.__file__, self._mark, str(grace_s)],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
         self._pump = threading.Thread(target=self._pass_on, name="output", daemon=True)
         self._pump.start()
-
-    def wait(self) -> int:
-        """Wait for its end; its exit code, negative for a signal."""
         return self._process.wait()
 
     def terminate(self) -> None:
         """Ask it to end, all of it, and wait for as long as it may take."""
+        if self._process is None:
+            _guard.end_marked(self._mark, self._grace_s)
+            return
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
@@ -75,15 +84,15 @@ class Script:
     def close(self) -> bool:
         """End everything that it started. True if nothing is left."""
         is_alone = _guard.end_marked(self._mark)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._pump.join(_DRAIN_S)
-        assert self._process.stdout is not None
-        if not self._pump.is_alive():
-            self._process.stdout.close()
-        with suppress(BrokenPipeError):
-            self._guarding.communicate(_guard.ALL_IS_WELL, timeout=_DRAIN_S)
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        if self._pump is not None:
+            self._pump.join(_DRAIN_S)
+        if self._guarding is not None:
+            with suppress(BrokenPipeError):
+                self._guarding.communicate(_guard.ALL_IS_WELL, timeout=_DRAIN_S)
         return is_alone
 
     @property
@@ -93,14 +102,16 @@ class Script:
         return "\n".join(text.splitlines()[-_TAIL_LINES:])
 
     def _pass_on(self) -> None:
+        assert self._process is not None
         assert self._process.stdout is not None
-        source, target = self._process.stdout.fileno(), sys.stdout.fileno()
-        while chunk := os.read(source, 65536):
-            _write_all(target, chunk)
-            self._tail.append(chunk)
-            self._tail_bytes += len(chunk)
-            while self._tail_bytes - len(self._tail[0]) > _TAIL_BYTES:
-                self._tail_bytes -= len(self._tail.popleft())
+        with self._process.stdout as source:
+            target = sys.stdout.fileno()
+            while chunk := os.read(source.fileno(), 65536):
+                _write_all(target, chunk)
+                self._tail.append(chunk)
+                self._tail_bytes += len(chunk)
+                while self._tail_bytes - len(self._tail[0]) > _TAIL_BYTES:
+                    self._tail_bytes -= len(self._tail.popleft())
 
 
 def check_line_ends(command: Sequence[str]) -> None:
