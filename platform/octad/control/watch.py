@@ -132,11 +132,16 @@ class Watch:
         """
         attempt = keys.attempt(number)
         known = self._outcomes.get(attempt_id, Outcome())
-        result = self._result(attempt, number)
+        raw = self._store.find(attempt.result)
+        result = _parsed(AttemptResult, raw)
         now_s = self._clock.s()
-        if result is None and now_s - self._slow_s.get(attempt_id, float("-inf")) >= LOOK_EVERY_S:
+        is_time = now_s - self._slow_s.get(attempt_id, float("-inf")) >= LOOK_EVERY_S
+        # With the result comes the last word on progress.
+        if is_time or (result is not None and known.result is None):
             self._slow_s[attempt_id] = now_s
             known = self._slowly(attempt, keys, number, known)
+            if raw is not None and result is None:
+                known = replace(known, failure=self._unreadable(attempt, number))
             if known.failure is not None:
                 self._failed_since_s.setdefault(attempt_id, now_s)
         known = replace(known, result=result)
@@ -167,12 +172,11 @@ class Watch:
         failure = _parsed(AttemptFailure, self._store.find(attempt.error)) or known.failure
         return Outcome(failure=failure, progress=progress, has_claimed=has_claimed)
 
-    def _result(self, attempt: AttemptKeys, number: int) -> AttemptResult | None:
-        raw = self._store.find(attempt.result)
-        if raw is None:
-            return None
-        result = _parsed(AttemptResult, raw)
-        return result if result is not None and result.attempt == number else None
+    def _unreadable(self, attempt: AttemptKeys, number: int) -> AttemptFailure:
+        """Of an attempt that says it succeeded, in words that are none."""
+        what = "its result cannot be read: it was written by another octad, or damaged"
+        error = {"kind": "StageError", "what": what, "where": self._store.url(attempt.result)}
+        return AttemptFailure(attempt=number, is_final=True, error=error)
 
     def _ask(self, cluster: str, submission_id: str, mark: dict[str, str]) -> Sight:
         provider = self._clusters.provider(cluster)

@@ -53,6 +53,7 @@ class Chaos(RuleBasedStateMachine):
             self.world.spec("one", cards=cards, cluster="beta" if pinned else None, retries=2),
             self.world.spec("two", needs={"base": "one.out"}, retries=2),
             key=key,
+            run=f"r{len(self.keys)}",
         )
         first, is_new = self.world.runs.submit(asked)
         again, is_new_again = self.world.runs.submit(asked)
@@ -186,7 +187,7 @@ def test_chaos(fake: ModuleType, world_maker: Any) -> None:
     run_state_machine_as_test(
         Here,
         settings=settings(
-            max_examples=8,
+            max_examples=6,
             stateful_step_count=30,
             deadline=None,
             derandomize=True,
@@ -204,7 +205,7 @@ def test_chaos_long(fake: ModuleType, world_maker: Any) -> None:
     run_state_machine_as_test(
         There,
         settings=settings(
-            max_examples=40,
+            max_examples=10,
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),

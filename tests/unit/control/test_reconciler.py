@@ -153,6 +153,28 @@ def test_a_result_counts_whatever_the_cluster_says_of_the_job(world: World, fake
     assert world.runs.view(run).state is R.SUCCEEDED
 
 
+def test_a_result_that_cannot_be_read_is_a_failure_that_says_so(world: World) -> None:
+    run = world.submit(run="r1").id
+    world.tick()
+    world.store.put(StageKeys(run, "one").attempt(1).result, b"{}")
+    world.fleet.clusters["alpha"].end("r1-one-1", "SUCCEEDED")
+    world.tick(12)
+    stage = world.stage(run, "one")
+    assert (stage.state, len(stage.attempts)) == (S.FAILED, 1)
+    assert "result cannot be read" in stage.reason
+
+
+def test_the_last_word_on_progress_comes_with_the_result(world: World) -> None:
+    run = world.submit(run="r1").id
+    world.tick(8)
+    last = Progress(phase="done", step=9, total=9)
+    key = StageKeys(run, "one").attempt(1).progress
+    world.store.put(key, last.model_dump_json().encode())
+    world.succeed("r1-one-1")
+    world.tick()
+    assert world.stage(run, "one").progress == last
+
+
 def test_a_head_that_forgot_its_jobs_has_lost_them_and_the_stage_goes_on(world: World) -> None:
     run = world.submit(world.spec("one", retries=0)).id
     world.tick(8)
