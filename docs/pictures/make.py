@@ -76,7 +76,7 @@ def draw_comparison(runs: list[Any]) -> None:
 
 def main() -> None:
     """Make both pictures."""
-    ids = []
+    ids: list[str] = []
     for rate in RATES:
         change = f"pretrain.optimizer.lr={rate}"
         run = octad("submit", change, f"title=learning rate {rate}").split()[-1]

@@ -21,11 +21,15 @@ from typing import Any
 
 import httpx
 
+from octad.clusters import local
+from octad.spec.home import Home
+from octad.spec.server import ServerSpec
+
 RUNS = 5
 WORKERS = 4
 BIN = Path(sys.executable).parent
 HERE = Path(__file__).parent
-UP = ["up", "fleet=one", "fleet.clusters.alpha.nodes=1", "tracker=none"]
+UP = ["up", "fleet=single", "tracker=none"]
 SUBMIT = [
     "submit",
     "pipeline=pretrain",
@@ -89,9 +93,10 @@ def main() -> None:
         try:
             octad(home, *UP)
             (cluster,) = json.loads(octad(home, "fleet", "--json"))["clusters"]
-            private = Path(home) / "clusters" / cluster["name"]
-            token = (private / "token").read_text().strip()
-            ray_address = json.loads((private / "record.json").read_text())["ray_address"]
+            private = Home(Path(home))
+            spec = ServerSpec.parse(json.loads(private.config.read_text())).fleet.clusters[0]
+            ray_address = local.build(spec, private.cluster(spec.name)).job_env["RAY_ADDRESS"]
+            token = (private.cluster(spec.name) / "ray-token").read_text().strip()
             pairs = []
             for number in range(RUNS + 1):  # the first of each warms caches and is left out
                 pair = (ours(home), bare(cluster, token, ray_address))
