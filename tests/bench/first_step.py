@@ -35,6 +35,7 @@ SUBMIT = [
     "pipeline=pretrain",
     f"pretrain.cards={WORKERS}",
     "pretrain.steps=2",
+    "pretrain.optimizer.warmup_steps=0",
     "--follow",
 ]
 LIMIT_S = 300

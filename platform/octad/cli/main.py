@@ -31,6 +31,7 @@ COMMANDS = {
     "ui": "Open the tracker's page.",
     "server": "Run the control plane in the foreground.",
 }
+_BROKEN_PIPE = 141  # as a shell reports SIGPIPE
 _HELP = """Turns rented eight-card nodes into one training service.
 
 'octad demo' shows the whole idea on this machine; 'octad COMMAND --help' explains a command.
@@ -57,6 +58,9 @@ def run(arguments: Sequence[str]) -> int:
         return error.exit_code
     except typer.Abort:
         return 130
+    except BrokenPipeError:  # who reads our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
     except Exception as error:
         usage = _usage(error)
         if usage is None:

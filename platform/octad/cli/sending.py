@@ -11,7 +11,7 @@ from pathlib import Path
 from octad.cli.output import say
 from octad.cli.views import Json
 from octad.client.blobs import has_blob, put_blob
-from octad.client.corpora import send_corpora
+from octad.client.corpora import check_corpora, send_corpora
 from octad.client.packages import build_package
 from octad.client.wire import Wire
 from octad.compose import compose_run, quoted
@@ -39,6 +39,18 @@ def compose(
     if spec.config.get("title") is not None:
         return spec
     return spec.model_copy(update={"title": made_title(spec.pipeline, _user(), more)})
+
+
+def check(spec: RunSpec) -> None:
+    """Refuse what could not be sent; sends nothing.
+
+    Raises:
+        PackageError, DataError: The user's own code or texts cannot be sent.
+    """
+    code = (spec.config.get("code") or {}).get("path")
+    if code:
+        build_package(Path(code))
+    check_corpora(spec)
 
 
 def made_title(pipeline: str, user: str, more: str = "") -> str:

@@ -9,7 +9,7 @@ import typer
 from octad.cli.follow import check_outcome, follow, follow_many
 from octad.cli.options import AsJson, Conf, Follow, Overrides
 from octad.cli.output import clean, emit, say, table
-from octad.cli.sending import compose, send
+from octad.cli.sending import check, compose, send
 from octad.cli.views import Json, layout, summary
 from octad.client.connect import connect
 from octad.client.wire import Wire
@@ -51,6 +51,7 @@ def command(
         return
     spec = compose(typed, conf, title)
     if dry_run:
+        check(spec)
         emit(spec.plain()) if as_json else print(plan(spec))
         return
     wire = connect()
@@ -147,6 +148,7 @@ def _sweep(
         try:
             spec = compose(combination, conf, title and f"{title} {swept}".strip(), more=swept)
             if wire is None:
+                check(spec)
                 result["spec"] = spec.plain()
                 as_json or print(f"# {swept}\n{plan(spec)}\n")
             else:

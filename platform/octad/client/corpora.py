@@ -43,6 +43,16 @@ def send_corpora(spec: RunSpec, wire: Wire, say: Say = lambda _: None) -> RunSpe
     return RunSpec.parse(raw) if sent else spec
 
 
+def check_corpora(spec: RunSpec) -> None:
+    """Refuse folders that `send_corpora` would refuse by their names alone; sends nothing.
+
+    Raises:
+        DataError: A folder is not there, or holds no text.
+    """
+    for where, source in _folders(spec.plain()):
+        scan(Path(str(source["path"])).expanduser().absolute(), where)
+
+
 def _folders(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for stage in raw["stages"]:
         yield from _sources(stage["settings"], stage["name"])

@@ -254,3 +254,11 @@ def test_an_empty_corpus_is_refused(octad: Octad, stand_in: StandIn, tmp_path: P
     assert done.code == 6
     assert str(tmp_path) in done.err
     assert stand_in.submitted == {}
+
+
+@pytest.mark.parametrize("folder", ["empty", "not-there"])
+def test_a_dry_run_looks_at_the_folder_too(octad: Octad, tmp_path: Path, folder: str) -> None:
+    (tmp_path / "empty").mkdir()
+    done = octad("submit", "--dry-run", "data=folder", f"data.path={tmp_path / folder}")
+    assert done.code == 6
+    assert str(tmp_path / folder) in done.err
