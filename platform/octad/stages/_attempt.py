@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from pathlib import Path
 from typing import cast, get_args
@@ -32,6 +33,7 @@ class Attempt:
         keys, stage_keys: Keys of this attempt and of its stage.
         scratch: A private folder on this node, gone when the attempt ends.
         grace_s: How long after a SIGTERM the driver may live; a stage that needs more sets it.
+        is_stop_told: Set when the store has been told of a SIGTERM.
     """
 
     grace_s = 4.5
@@ -45,6 +47,7 @@ class Attempt:
         self.scratch = scratch
         self.stage_keys = StageKeys(order.run, order.stage.name)
         self.keys: AttemptKeys = self.stage_keys.attempt(order.attempt)
+        self.is_stop_told = threading.Event()
         self._progressed_at_s = 0.0
 
     def input(self, name: str) -> Artefact:

@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ from octad.storage.objects import ObjectStore
 _LOG = logging.getLogger(__name__)
 _BUG = 1
 _TERMINATED = 128 + signal.SIGTERM
+_ASKED = "was asked to stop (SIGTERM)"
 
 
 def run_job(kind: str, arguments: Sequence[str] | None) -> int:
@@ -103,8 +105,8 @@ def _ended(attempt: Attempt) -> int:
     try:
         _run(attempt)
     except Terminated:
-        attempt.note("was asked to stop (SIGTERM)")
-        _fail(attempt, StageError("was asked to stop (SIGTERM)").to_wire(), is_final=False)
+        attempt.is_stop_told.wait(attempt.grace_s)
+        attempt.note(_ASKED)  # the stage may have written its own progress over it
         return _TERMINATED
     except FencedError as error:
         return _said(error)
@@ -175,14 +177,22 @@ def _said(error: OctadError) -> int:
 
 
 def _stop_on_sigterm(attempt: Attempt) -> None:
-    """On SIGTERM, leave the stage at once; the process ends soon even if something hangs."""
+    """On SIGTERM, say so and leave the stage; the process ends in time even if something hangs."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        limit = threading.Timer(attempt.grace_s, os._exit, (_TERMINATED,))
-        limit.daemon = True
-        limit.start()
+        # What the main thread is doing may not let it go at once, or at all.
+        threading.Thread(target=_stop, args=(attempt,), name="stop", daemon=True).start()
         raise Terminated
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, stop)
+
+
+def _stop(attempt: Attempt) -> None:
+    until_s = time.monotonic() + attempt.grace_s
+    attempt.note(_ASKED)
+    _fail(attempt, StageError(_ASKED).to_wire(), is_final=False)
+    attempt.is_stop_told.set()
+    time.sleep(max(0.0, until_s - time.monotonic()))
+    os._exit(_TERMINATED)

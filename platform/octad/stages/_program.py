@@ -42,7 +42,7 @@ class Program:
         recorder.phase("working")
         reported = ReportedMetrics(context.scratch / "metrics.jsonl", recorder)
         try:
-            self._run(context, self._environment(context, inputs, outputs))
+            self._run(context, recorder, self._environment(context, inputs, outputs))
         finally:
             reported.close()
             if reported.num_bad:
@@ -55,7 +55,7 @@ class Program:
         )
         return made, reported.last
 
-    def _run(self, context: Attempt, environment: Mapping[str, str]) -> None:
+    def _run(self, context: Attempt, recorder: Recorder, environment: Mapping[str, str]) -> None:
         script = Script(self._settings.command, environment, self._settings.grace_s)
         try:
             code = script.run()
@@ -64,7 +64,7 @@ class Program:
             raise
         finally:
             if not script.close():
-                context.note("a process of the program could not be ended")
+                recorder.note("a process of the program could not be ended")
         if code:
             raise self._failure(code, script.last_lines, context.order.stage.name)
 

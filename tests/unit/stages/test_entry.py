@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.stages.conftest import Bench
+from tests.unit.stages.conftest import LIMIT_S, ROOT, Bench
 from tests.unit.storage.test_lineage import commit as saved
 
 from octad.errors import (
@@ -214,3 +217,44 @@ def test_an_order_of_another_version_is_a_users_mistake(
     arguments = ["--order", bench.store.url(key), "--store", bench.store.spec.url]
     assert main("job", arguments) == 2
     assert "unknown key 'from_the_future'" in capfd.readouterr().err
+
+
+HANGS = """
+import sys, threading
+from types import SimpleNamespace
+from octad.stages import _attempt, _entry
+from octad.spec.frozen import Spec
+
+def hang(attempt):
+    attempt.phase("working")
+    print("UP", flush=True)
+    while True:
+        try:
+            threading.Event().wait()
+        except BaseException:
+            pass
+
+_attempt.Attempt.grace_s = 1.0
+_entry.load = lambda *_: SimpleNamespace(Settings=Spec, build=lambda _: SimpleNamespace(run=hang))
+raise SystemExit(_entry.run_job("job", sys.argv[1:]))
+"""
+
+
+def test_asked_to_stop_it_says_so_and_ends_in_time_even_if_it_hangs(bench: Bench) -> None:
+    bench.order({})
+    order, store = bench.store.url(bench.keys().order), bench.store.spec.url
+    driver = subprocess.Popen(
+        [sys.executable, "-c", HANGS, "--order", order, "--store", store],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "platform")},
+        stdout=subprocess.PIPE,
+    )
+    bench.drivers.append(driver)
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == b"UP\n"
+    driver.send_signal(signal.SIGTERM)
+    driver.communicate(timeout=LIMIT_S)
+    assert driver.returncode == 143
+    failure = bench.failure()
+    assert not failure.is_final
+    assert failure.error["what"] == "was asked to stop (SIGTERM)"
+    assert bench.progress().notes == ("was asked to stop (SIGTERM)",)
