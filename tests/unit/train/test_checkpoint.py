@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 import subprocess
 import threading
 from collections.abc import Iterable, Iterator
@@ -460,3 +461,21 @@ def test_waiting_is_counted(spec: StoreSpec, monkeypatch: pytest.MonkeyPatch) ->
     assert saver.blocked_s - first > 0.1
     gate.set()
     saver.finish()
+
+
+def test_a_file_size_limit_is_a_full_disk_too(spec: StoreSpec) -> None:
+    saver = checkpointer(spec)
+    saver.save(10, state(1), tokens=0, data=None)
+    saver.finish()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        saver.save(20, state(2, size=1000), tokens=0, data=None)
+        with pytest.raises(StorageError, match="may not grow further"):
+            saver.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert steps(spec) == [10]
+    assert not [key for key in files(spec) if "0020" in key]
+    saver.save(30, state(3, size=1000), tokens=0, data=None)
+    assert saver.finish() == Position(attempt=1, step=30)
