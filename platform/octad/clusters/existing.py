@@ -133,6 +133,7 @@ class ExistingCluster:
             return {
                 "RAY_ADDRESS": self._ray_address,
                 "OCTAD_CARD_RESOURCE": self._settings.card_resource,
+                "OCTAD_CARD_KIND": self.spec.card.kind,
             }
 
     def _view(self, state: str, reason: str) -> ClusterView:

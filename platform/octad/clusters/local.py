@@ -171,6 +171,7 @@ class LocalCluster:
         return {
             "RAY_ADDRESS": f"{head.address}:{head.gcs}",
             "OCTAD_CARD_RESOURCE": CARD_RESOURCE,
+            "OCTAD_CARD_KIND": self.spec.card.kind,
         }
 
     # --- up ---------------------------------------------------------------------------------

@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from octad.errors import OctadError, StageError, UnreachableError
+from octad.errors import OctadError, StageError
+from octad.spec.clusters import CARD_RESOURCE
+from octad.train.joining import join_ray
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -52,13 +54,12 @@ class OverRay:
         """Raises StageError if a piece of work is lost again and again."""
         import ray
 
-        if not ray.is_initialized():
-            _join(os.environ.get("RAY_ADDRESS", "auto"))
+        join_ray()
         remote = ray.remote(
             num_cpus=_TASK_CPUS,
-            resources={"card": 1},
             max_retries=_TASK_RETRIES,
             scheduling_strategy="SPREAD",
+            **_one_card(),
         )(function)
         waiting = deque(enumerate(work))
         running: dict[Any, int] = {}
@@ -77,17 +78,10 @@ class OverRay:
         return [results[number] for number in range(len(work))]
 
 
-def _join(address: str) -> None:
-    import ray
-
-    try:
-        ray.init(address=address, log_to_driver=True)
-    except ConnectionError as error:
-        raise UnreachableError(
-            f"no Ray cluster answers: {' '.join(str(error).split())[:200]}",
-            where=address,
-            hint="run this as a Ray job, or set RAY_ADDRESS",
-        ) from None
+def _one_card() -> dict[str, Any]:
+    """What a task asks of Ray to have a card, by the resource that counts this cluster's cards."""
+    resource = os.environ.get("OCTAD_CARD_RESOURCE", CARD_RESOURCE)
+    return {"num_gpus": 1} if resource == "GPU" else {"resources": {resource: 1}}
 
 
 def _result(reference: Any) -> Any:

@@ -6,8 +6,6 @@ import os
 import signal
 import threading
 
-import ray
-
 from octad.errors import UnreachableError
 
 
@@ -19,6 +17,8 @@ def join_ray() -> None:
     Raises:
         UnreachableError: None answers.
     """
+    import ray
+
     if ray.is_initialized():
         return
     address = os.environ.get("RAY_ADDRESS", "auto")
