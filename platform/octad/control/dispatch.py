@@ -8,6 +8,7 @@ sent. Ray itself refuses a second job of one id.
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ from octad.storage import ObjectStore
 
 # The kind whose entrypoint is the user's own, and holds the stage's cards itself.
 USER_JOB = "job"
+# Ray kills a stopped job after this long; a driver reports and ends within five seconds, after
+# the grace that a user's own program is given.
+_STOP_WAIT_S = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +183,7 @@ class Dispatcher:
                 "OCTAD_RUN": order.run,
                 "OCTAD_STAGE": order.stage.name,
                 "OCTAD_ATTEMPT": str(order.attempt),
+                "RAY_JOB_STOP_WAIT_TIME_S": str(_stop_wait_s(order)),
             },
             cards=order.stage.cards if order.stage.kind == USER_JOB else 0,
             metadata=self._mark(order),
@@ -193,3 +198,8 @@ def _parsed(raw: bytes) -> AttemptOrder | None:
         return AttemptOrder.model_validate_json(raw)
     except ValidationError:
         return None
+
+
+def _stop_wait_s(order: AttemptOrder) -> int:
+    grace_s = order.stage.settings.get("grace_s", 0)
+    return _STOP_WAIT_S + math.ceil(grace_s if isinstance(grace_s, int | float) else 0)

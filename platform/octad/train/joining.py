@@ -17,7 +17,7 @@ def join_ray() -> None:
     Raises:
         UnreachableError: None answers.
     """
-    import ray
+    import ray  # noqa: PLC0415  stage modules read this one on laptops without Ray
 
     if ray.is_initialized():
         return

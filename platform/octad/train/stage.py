@@ -11,7 +11,6 @@ from octad.errors import CheckpointError, ConfigError, DataError
 from octad.ports.stages import Context
 from octad.spec.artefacts import Artefact
 from octad.spec.checkpoints import Manifest
-from octad.storage import lineage
 from octad.train.settings import Lora, Training, TrainingJob, family_of
 
 Outcome = tuple[tuple[Artefact, ...], dict[str, float]]
@@ -90,6 +89,8 @@ def verified(context: Context, checkpoint: Artefact) -> Manifest:
         CheckpointError: Names the file that is missing or damaged.
     """
     key = context.store.key(checkpoint.uri)
+    from octad.storage import lineage  # noqa: PLC0415  laptops load this module without obstore
+
     return lineage.verify(context.store, key, checkpoint.digest)
 
 
