@@ -12,7 +12,8 @@ import typer
 from octad.cli.options import AsJson
 from octad.cli.output import clean, emit, say
 from octad.cli.views import Json
-from octad.client.connect import answering, connect, read_token
+from octad.client.connect import connect
+from octad.client.endpoint import answering, read_token
 from octad.client.wire import Wire
 from octad.errors import ConfigError, UnreachableError
 from octad.spec.home import Home

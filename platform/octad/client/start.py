@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from octad.client.connect import answering, check_version, read_token
+from octad.client.endpoint import answering, check_version, read_token
 from octad.client.wire import Address, Wire
 from octad.compose import compose_server
 from octad.errors import (

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from octad.client.calls import Client
-from octad.client.connect import API_VERSION, connect
+from octad.client.connect import connect
+from octad.client.endpoint import API_VERSION
 from octad.client.wire import Address, Wire
 from octad.errors import AccessError, ConflictError, NotFoundError, UnreachableError
 from octad.spec import server
