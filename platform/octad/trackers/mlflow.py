@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from octad.errors import ConfigError, UnreachableError
 from octad.ports.trackers import Outcome
@@ -40,6 +41,19 @@ _CLIENT = {
 _NOT_OURS = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME")
 
 
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+
+
+def _pass_by_proxies(url: str) -> None:
+    """A server on this machine is never reached through a proxy, whatever the environment says."""
+    host = urlsplit(url).hostname
+    if host in _LOOPBACK:
+        for name in ("no_proxy", "NO_PROXY"):
+            direct = os.environ.get(name, "").split(",")
+            if host not in direct:
+                os.environ[name] = ",".join(filter(None, [*direct, host]))
+
+
 class MlflowTracker:
     """Fills `octad.ports.trackers.Tracker`."""
 
@@ -47,6 +61,7 @@ class MlflowTracker:
         for name in _NOT_OURS:
             os.environ.pop(name, None)
         os.environ.update(_CLIENT)
+        _pass_by_proxies(url)
         from mlflow import MlflowClient
 
         self._url = url.rstrip("/")

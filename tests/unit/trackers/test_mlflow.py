@@ -1,7 +1,11 @@
 """What MLflow's limits do to long values, without a server."""
 
+import os
+
+import pytest
+
 from octad.spec.flat import flattened
-from octad.trackers.mlflow import MOST_PARAM, shortened
+from octad.trackers.mlflow import MOST_PARAM, build, shortened
 
 
 def test_flat_names_and_texts() -> None:
@@ -20,3 +24,21 @@ def test_what_is_cut_says_so_and_fits() -> None:
     cut = shortened("x" * (MOST_PARAM + 1), MOST_PARAM)
     assert len(cut) == MOST_PARAM
     assert f"{MOST_PARAM + 1} characters" in cut
+
+
+@pytest.mark.parametrize(
+    ("url", "direct"),
+    [
+        ("http://127.0.0.1:5000", "corp.example,127.0.0.1"),
+        ("http://localhost:5000", "corp.example,localhost"),
+        ("https://mlflow.example", "corp.example"),
+    ],
+)
+def test_a_server_on_this_machine_is_reached_past_every_proxy(
+    monkeypatch: pytest.MonkeyPatch, url: str, direct: str
+) -> None:
+    monkeypatch.setenv("no_proxy", "corp.example")
+    monkeypatch.setenv("NO_PROXY", "corp.example")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    build(url)
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == direct
