@@ -17,3 +17,9 @@ class Clock:
     def s(self) -> float:
         """Seconds that only rise, for waiting."""
         return time.monotonic()
+
+
+def pause_s(tries: int, first_s: float, most_s: float) -> float:
+    """How long to wait after so many tries in vain: each time twice as long, up to `most_s`."""
+    # A float has no room for many more doublings, and something may be away for days.
+    return min(first_s * 2.0 ** min(tries, 60), most_s)

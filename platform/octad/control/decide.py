@@ -196,8 +196,15 @@ class After:
     not_before_ms: int = 0
 
 
-def after_end(
-    verdict: Verdict, *, number: int, failures: int, losses: int, retries: int, now_ms: int
+def after_end(  # noqa: PLR0913  all that the decision rests on
+    verdict: Verdict,
+    *,
+    number: int,
+    failures: int,
+    losses: int,
+    retries: int,
+    has_run_failed: bool,
+    now_ms: int,
 ) -> After:
     """Whether a stage tries again after an attempt that ended badly.
 
@@ -207,6 +214,7 @@ def after_end(
         failures: Failed attempts of this life of the stage, this one counted.
         losses: Lost ones, likewise.
         retries: How often a failed attempt may be followed by another.
+        has_run_failed: Another stage of its run failed.
         now_ms: The time.
     """
     what = "was lost" if verdict.state is AttemptState.LOST else "failed"
@@ -218,6 +226,8 @@ def after_end(
         return After(StageState.FAILED, f"{times} {number}: {verdict.reason}")
     if losses > MAX_LOSSES:
         return After(StageState.FAILED, f"{losses} attempts were lost; {told}")
+    if has_run_failed:
+        return After(StageState.CANCELLED, f"{told}; it is not tried again: its run has failed")
     # The first new try is made at once: most failures are of a machine, and time is cards.
     wait_s = 0.0 if failures + losses <= 1 else min(2.0 ** (failures + losses - 2), _MAX_WAIT_S)
     return After(StageState.RECOVERING, told, now_ms + int(wait_s * 1000))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from octad.control.clock import Clock
+from octad.control.clock import Clock, pause_s
 from octad.control.database import Database
 from octad.control.tables import WantedCluster
 from octad.errors import OctadError
@@ -210,7 +210,7 @@ class Fleet:
         try:
             action()
         except OctadError as error:
-            wait_s = min(_RETRY_S * 2.0**member.tries, _RETRY_MOST_S)
+            wait_s = pause_s(member.tries, _RETRY_S, _RETRY_MOST_S)
             member.tries += 1
             member.retry_at_s = self._clock.s() + wait_s
             member.failure = f"{error} (tried {member.tries} times)"

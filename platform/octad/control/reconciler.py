@@ -16,7 +16,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from octad.control import decide, moves
-from octad.control.clock import Clock
+from octad.control.clock import Clock, pause_s
 from octad.control.crashpoints import crashpoint
 from octad.control.database import Database
 from octad.control.decide import AttemptFacts, StageFacts, Verdict
@@ -27,7 +27,7 @@ from octad.control.placement import Placed, Room, Waiting, place, room
 from octad.control.rows import load_attempts, load_runs, load_stages
 from octad.control.tables import Attempt, Run, Stage
 from octad.control.watch import Clusters, Outcome, Watch, job_mark
-from octad.errors import OctadError, StorageError
+from octad.errors import OctadError, StorageError, SurroundingsError
 from octad.spec.artefacts import Artefact
 from octad.spec.keys import StageKeys
 from octad.spec.names import submission_id
@@ -132,14 +132,25 @@ class Reconciler:
     def _one_pass(self) -> bool:
         """One round; whether anything changed, so that another may find more to do."""
         changed = self._record_receipts()
-        for run in self._open_runs():
-            for stage in run.stages:
-                changed |= self._judge(stage)
-        for run in self._open_runs():
-            for stage in run.stages:
-                changed |= self._advance(run, stage)
+        changed |= self._each(self._judge)
+        changed |= self._each(self._advance)
         changed |= self._place()
         return self._send() or changed
+
+    def _each(self, move: Callable[[Stage], bool]) -> bool:
+        """Give every open stage its turn; one that goes wrong does not keep the others."""
+        changed = False
+        for stage in (s for run in self._open_runs() for s in run.stages):
+            try:
+                changed |= move(stage)
+            except SurroundingsError:
+                raise  # the database: it is everybody's
+            except Exception as error:
+                reason = f"a bug in octad: {type(error).__name__}: {error}"
+                if reason != stage.reason:
+                    log.exception("%s/%s cannot be moved on", stage.run.id, stage.name)
+                self._say(stage, reason)
+        return changed
 
     # --- what has become of attempts --------------------------------------------------------
 
@@ -225,6 +236,7 @@ class Reconciler:
                 failures=stage.failures,
                 losses=stage.losses,
                 retries=stage.parsed().retries,
+                has_run_failed=moves.has_failed(stage.run),
                 now_ms=now_ms,
             )
             stage.not_before_ms = after.not_before_ms
@@ -234,9 +246,10 @@ class Reconciler:
 
     # --- what can go on ---------------------------------------------------------------------
 
-    def _advance(self, run: Run, stage: Stage) -> bool:
+    def _advance(self, stage: Stage) -> bool:
         if stage.state not in {StageState.WAITING, StageState.RECOVERING}:
             return False
+        run = stage.run
         states = {s.name: s.state for s in run.stages}
         sources = dict.fromkeys(n.partition(".")[0] for n in stage.parsed().needs.values())
         facts = StageFacts(
@@ -340,7 +353,12 @@ class Reconciler:
 
     def _work(self, parcel: Parcel) -> Callable[[], None]:
         def work() -> None:
-            self._outbox.put(parcel.attempt_id, self._dispatcher.send(parcel))
+            try:
+                receipt = self._dispatcher.send(parcel)
+            except Exception as error:
+                log.exception("%s cannot be sent", parcel.submission_id)
+                receipt = Receipt("held", f"a bug in octad: {type(error).__name__}: {error}")
+            self._outbox.put(parcel.attempt_id, receipt)
 
         return work
 
@@ -368,7 +386,7 @@ class Reconciler:
     def _record_receipt(self, attempt_id: int, receipt: Receipt) -> bool:
         if receipt.kind == "held":
             held = self._held.setdefault(attempt_id, Held())
-            wait_s = min(_HELD_S * 2.0**held.tries, _HELD_MOST_S)
+            wait_s = pause_s(held.tries, _HELD_S, _HELD_MOST_S)
             held.tries, held.until_s = held.tries + 1, self._clock.s() + wait_s
         else:
             self._held.pop(attempt_id, None)

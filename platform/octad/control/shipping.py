@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from pydantic import ValidationError
 from sqlalchemy import select
 
-from octad.control.clock import Clock
+from octad.control.clock import Clock, pause_s
 from octad.control.database import Database
 from octad.control.rows import load_runs
 from octad.control.tables import Attempt, Run, ShippedCheckpoint, Stage
@@ -40,6 +41,15 @@ _OUTCOMES: dict[str, Outcome] = {
     StageState.FAILED: "FAILED",
     StageState.CANCELLED: "KILLED",
 }
+
+
+@dataclass
+class Late:
+    """A run that could not be shipped: why, how often it was tried, and when it is tried again."""
+
+    reason: str = ""
+    tries: int = 0
+    until_s: float = 0.0
 
 
 class Shipper:
@@ -70,9 +80,12 @@ class Shipper:
         self._tracker: Tracker | None = None
         self._tracker_url = ""
         self._tagged: dict[int, tuple[str, ...]] = {}
-        self._retry_at_s: dict[int, float] = {}
-        self._tries: dict[int, int] = {}
-        self.failure = ""
+        self._late: dict[int, Late] = {}
+
+    @property
+    def failure(self) -> str:
+        """Why some run is not shipped yet; empty if nothing is in the way."""
+        return next((late.reason for late in self._late.values()), "")
 
     @property
     def url(self) -> str:
@@ -91,30 +104,35 @@ class Shipper:
             stop.wait(SHIP_EVERY_S)
 
     def tick(self) -> None:
-        """Ship all there is, of all runs that are not wholly shipped."""
-        open_runs = self._open_runs()
-        tracker = self._ready_tracker() if open_runs else None
-        if tracker is None:
+        """Ship all there is, of all runs that are not wholly shipped; one that goes wrong does not
+        keep the others.
+        """
+        open_runs = self._open_runs() if self._url() or self._spec.kind == "none" else []
+        if not open_runs:
             return
+        tracker = self._ready_tracker()
         for run in open_runs:
-            if self._clock.s() < self._retry_at_s.get(run.seq, 0.0):
+            late = self._late.get(run.seq)
+            if late is not None and self._clock.s() < late.until_s:
                 continue
             try:
                 _Shipment(self, run, tracker).ship()
             except OctadError as error:
-                tries = self._tries.get(run.seq, 0)
-                self._tries[run.seq] = tries + 1
-                self._retry_at_s[run.seq] = self._clock.s() + min(2.0**tries, _RETRY_MOST_S)
-                self.failure = str(error)
                 log.info("run %s is not shipped yet: %s", run.id, error)
+                self._put_off(run, str(error))
+            except Exception as error:
+                log.exception("run %s cannot be shipped", run.id)
+                self._put_off(run, f"a bug in octad: {type(error).__name__}: {error}")
             else:
-                self._tries.pop(run.seq, None)
-                self.failure = ""
+                self._late.pop(run.seq, None)
 
-    def _ready_tracker(self) -> Tracker | None:
+    def _put_off(self, run: Run, reason: str) -> None:
+        late = self._late.setdefault(run.seq, Late())
+        wait_s = pause_s(late.tries, SHIP_EVERY_S, _RETRY_MOST_S)
+        late.reason, late.tries, late.until_s = reason, late.tries + 1, self._clock.s() + wait_s
+
+    def _ready_tracker(self) -> Tracker:
         url = self._url()
-        if not url and self._spec.kind != "none":
-            return None
         if self._tracker is None or url != self._tracker_url:
             self._tracker = load("octad.trackers", self._spec.kind, "tracker.kind").build(url)
             self._tracker_url = url
@@ -153,6 +171,8 @@ class _Shipment:
                 row = session.get(Run, run.seq)
                 if row is not None and row.state is run.state:
                     row.is_shipped = True
+            for stage in run.stages:
+                self._tagged.pop(stage.id, None)
 
     def _begin_run(self) -> str:
         run = self._run

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from octad.spec.artefacts import Artefact
 from octad.spec.frozen import Spec
-from octad.spec.layouts import Layout
+from octad.spec.layouts import Layout, check_cards
 from octad.spec.names import Name, Title
 from octad.spec.stages import Progress, StageSpec
 from octad.spec.states import AttemptState, RunState, StageState
@@ -36,6 +36,11 @@ class RunSpec(Spec):
         names = [stage.name for stage in self.stages]
         if len(set(names)) != len(names):
             raise ValueError("two stages have one name")
+        for position, stage in enumerate(self.stages):
+            check_cards(stage.cards, where=f"{stage.name}.cards")
+            for need in stage.needs.values():
+                if need.partition(".")[0] not in names[:position]:
+                    raise ValueError(f"{stage.name} needs {need!r}: no stage before it makes that")
         return self
 
 

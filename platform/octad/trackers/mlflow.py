@@ -260,7 +260,10 @@ def _tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def _key(name: str) -> str:
-    return _KEY.sub("_", name)[:MOST_KEY]
+    """A name that MLflow takes. It reads one as a path, which must be in its shortest form."""
+    parts = _KEY.sub("_", name)[:MOST_KEY].split("/")
+    path = "/".join(part for part in parts if part not in {"", ".", ".."}) or "_"
+    return path.replace("..", "__", 1) if path.startswith("..") else path
 
 
 def _batches(items: Sequence[Any], most: int) -> Iterator[list[Any]]:

@@ -99,9 +99,15 @@ def test_advance(
 def test_retries_are_spent_by_failures_and_not_by_lost_clusters() -> None:
     failed, lost = Verdict(A.FAILED, "why"), Verdict(A.LOST, "head gone")
 
-    def after(verdict: Verdict, failures: int, losses: int) -> Any:
+    def after(verdict: Verdict, failures: int, losses: int, *, has_run_failed: bool = False) -> Any:
         return after_end(
-            verdict, number=3, failures=failures, losses=losses, retries=2, now_ms=1000
+            verdict,
+            number=3,
+            failures=failures,
+            losses=losses,
+            retries=2,
+            has_run_failed=has_run_failed,
+            now_ms=1000,
         )
 
     assert after(failed, 1, 0).not_before_ms == 1000
@@ -111,6 +117,8 @@ def test_retries_are_spent_by_failures_and_not_by_lost_clusters() -> None:
     assert after(lost, 2, 50).state is S.FAILED
     assert after(lost, 0, MAX_LOSSES).not_before_ms <= 1000 + 60_000
     assert after(Verdict(A.FAILED, "x", is_final=True), 1, 0).state is S.FAILED
+    assert after(lost, 0, 1, has_run_failed=True).state is S.CANCELLED
+    assert after(failed, 3, 0, has_run_failed=True).state is S.FAILED
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import select
 
-from octad.control.tables import Event
-from octad.errors import CapacityError, ConflictError, NotFoundError
+from octad.control.tables import Event, Stage
+from octad.errors import CapacityError, ConfigError, ConflictError, NotFoundError
 from octad.spec.keys import StageKeys
-from octad.spec.runs import RunResume
+from octad.spec.runs import RunResume, RunSpec
 from octad.spec.stages import AttemptFailure, AttemptOrder, Progress
 from octad.spec.states import AttemptState, RunState, StageState
 
@@ -323,6 +323,75 @@ def test_a_failed_stage_gives_up_what_has_not_started(world: World) -> None:
     assert states["after"] is S.WAITING
     if states["big"] is S.CANCELLED:
         assert view.state is R.FAILED
+
+
+def test_in_a_failed_run_nothing_is_tried_again(world: World) -> None:
+    run = world.submit(world.spec("bad"), world.spec("other")).id
+    world.tick()
+    fail(world, run, "bad", 1, is_final=True)
+    world.tick(4)
+    assert world.runs.view(run).state is R.RUNNING
+    fail(world, run, "other", 1, is_final=False)
+    world.tick(4)
+    assert world.runs.view(run).state is R.FAILED
+    other = world.stage(run, "other")
+    assert other.state is S.CANCELLED
+    assert other.reason.endswith("its run has failed")
+    assert len(world.accepted()) == 2
+
+
+def test_a_stage_that_cannot_be_moved_on_keeps_no_other_and_says_so(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = world.submit(world.spec("one"), world.spec("two", needs={"base": "one.out"})).id
+    with world.database.write() as session:
+        row = session.scalars(select(Stage).where(Stage.name == "two")).one()
+        row.spec = row.spec | {"needs": {"base": "nothing.out"}}
+    good = world.submit(world.spec("one"), world.spec("two", needs={"base": "one.out"})).id
+    world.tick(4)
+    for run in (bad, good):
+        world.succeed(f"{run}-one-1")
+    world.tick(4)
+    assert world.stage(good, "two").attempts
+    assert world.stage(bad, "two").reason.startswith("a bug in octad: KeyError")
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [("one", {"needs": {"base": "nothing.out"}})],
+        [("one", {"needs": {"base": "one.out"}})],
+        [("one", {"needs": {"base": "two.out"}}), ("two", {})],
+        [("one", {"cards": -8})],
+    ],
+)
+def test_a_run_that_could_not_be_moved_on_cannot_be_asked_for(
+    world: World, stages: list[tuple[str, dict[str, Any]]]
+) -> None:
+    one = world.spec("one").plain()
+    plain = [{**one, "name": name, **changed} for name, changed in stages]
+    with pytest.raises(ConfigError, match="one"):
+        RunSpec.parse({"pipeline": "test", "title": "a test", "stages": plain})
+
+
+def test_a_stage_that_cannot_be_sent_is_held_and_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = world.submit().id
+    tries = []
+
+    def fails(*_: object) -> None:
+        tries.append(1)
+        raise ZeroDivisionError("of ours")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("octad.control.dispatch.Dispatcher.send", fails)
+        world.tick(20)
+    assert world.stage(run, "one").reason == "a bug in octad: ZeroDivisionError: of ours"
+    assert len(tries) <= 4
+    world.tick(80)
+    assert world.accepted() == [f"{run}-one-1"]
 
 
 def test_two_runs_whose_names_run_together_get_different_ids(world: World) -> None:

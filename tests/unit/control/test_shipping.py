@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -193,6 +193,25 @@ def test_a_tracker_that_is_away_slows_nothing_and_all_arrives_in_the_end(
     memory.is_away = True  # a run that is wholly shipped is not looked at again
     later.tick()
     assert later.failure == ""
+
+
+def test_a_run_that_cannot_be_shipped_keeps_no_other(
+    world: World, memory: Memory, shipper: Shipper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = world.submit(run="bad").id, world.submit(run="good").id
+    world.tick()
+    ensure_run = memory.ensure_run
+
+    def fails_for_one(run: str, *rest: Any) -> str:
+        if run == bad:
+            raise ZeroDivisionError("of ours")
+        return ensure_run(run, *rest)
+
+    monkeypatch.setattr(memory, "ensure_run", fails_for_one)
+    segment(world, good, 1, 0, [1, 2])
+    shipper.tick()
+    assert memory.points["t-good/one"] == [1, 2]
+    assert shipper.failure == "a bug in octad: ZeroDivisionError: of ours"
 
 
 def test_outcomes_follow_what_happened_and_a_resumed_run_is_open_again(

@@ -3,9 +3,10 @@
 import os
 
 import pytest
+from mlflow.utils.validation import _validate_metric_name
 
 from octad.spec.flat import flattened
-from octad.trackers.mlflow import MOST_PARAM, build, shortened
+from octad.trackers.mlflow import MOST_PARAM, _key, build, shortened
 
 
 def test_flat_names_and_texts() -> None:
@@ -24,6 +25,13 @@ def test_what_is_cut_says_so_and_fits() -> None:
     cut = shortened("x" * (MOST_PARAM + 1), MOST_PARAM)
     assert len(cut) == MOST_PARAM
     assert f"{MOST_PARAM + 1} characters" in cut
+
+
+@pytest.mark.parametrize(
+    "name", ["a//b", "/a", "a/", "./a", "a/../b", "..", "..a", "/", "a[0]", "é", "x" * 249 + "/y"]
+)
+def test_any_name_becomes_one_that_mlflow_takes(name: str) -> None:
+    _validate_metric_name(_key(name))
 
 
 @pytest.mark.parametrize(
