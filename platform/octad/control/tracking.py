@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from octad.control.clock import Clock
+from octad.control.clock import Clock, pause_s
 from octad.spec.home import Home
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class TrackingServer:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._child: subprocess.Popen[bytes] | None = None
+        self._spawning = threading.Lock()
         self._is_up = False
         self.failure = ""
 
@@ -79,9 +80,10 @@ class TrackingServer:
         self._stop.set()
 
     def end(self, grace_s: float = 5.0) -> None:
-        """End it, and nothing else."""
+        """End it, and nothing else; one that is about to be started is not started any more."""
         self._stop.set()
-        process = self._process()
+        with self._spawning:
+            process = self._process()
         if process is None:
             return
         end_group(process, grace_s)
@@ -105,11 +107,11 @@ class TrackingServer:
                 self.tick()
                 tries, self.failure = (0, "") if self._is_up else (tries, self.failure)
                 wait_s = _LOOK_EVERY_S
-            except (OSError, subprocess.SubprocessError) as error:
+            except (OSError, subprocess.SubprocessError, psutil.Error) as error:
                 self.failure = str(error)
                 log.warning("the tracking server does not start: %s", error)
+                wait_s = pause_s(tries, _LOOK_EVERY_S, _RETRY_MOST_S)
                 tries += 1
-                wait_s = min(2.0**tries, _RETRY_MOST_S)
             self._stop.wait(wait_s)
 
     def _start(self) -> None:
@@ -131,18 +133,21 @@ class TrackingServer:
                 check=True,
                 timeout=_START_TIMEOUT_S,
             )
-            port = free_port(self._last_port() or USUAL_PORT)
-            self._child = process = subprocess.Popen(  # noqa: S603
-                command(database, folder, port),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-                cwd=folder,
-            )
-        created_at = psutil.Process(process.pid).create_time()
-        self._write(Record(process.pid, created_at, port))
+            with self._spawning:
+                if self._stop.is_set():
+                    return
+                port = free_port(self._last_port() or USUAL_PORT)
+                self._child = process = subprocess.Popen(  # noqa: S603
+                    command(database, folder, port),
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
+                    cwd=folder,
+                )
+                created_at = psutil.Process(process.pid).create_time()
+                self._write(Record(process.pid, created_at, port))
         deadline_s = self._clock.s() + _START_TIMEOUT_S
         while not self._answers():
             if process.poll() is not None:

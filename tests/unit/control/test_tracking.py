@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
 from pathlib import Path
 
 import httpx
@@ -32,6 +33,23 @@ def test_it_listens_on_loopback_alone_with_one_worker() -> None:
 def test_a_port_in_use_is_passed_over() -> None:
     first = free_port(0)
     assert free_port(first) == first
+
+
+def test_one_that_is_ended_while_it_starts_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = TrackingServer(Home(tmp_path / "home"), Clock())
+
+    def upgrade(*_: object, **__: object) -> None:
+        server.end()
+
+    def spawn(*_: object, **__: object) -> None:
+        pytest.fail("it was started after its end")
+
+    monkeypatch.setattr(subprocess, "run", upgrade)
+    monkeypatch.setattr(subprocess, "Popen", spawn)
+    server.tick()
+    assert not server.is_up
 
 
 @pytest.mark.slow
