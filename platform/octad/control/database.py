@@ -5,10 +5,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
 from octad.errors import OctadError, StorageError, SurroundingsError
@@ -55,6 +57,11 @@ class Database:
         self.engine.dispose()
 
 
+def sqlite_url(path: Path) -> str:
+    """The URL of a database in a file, whatever characters its path holds."""
+    return URL.create("sqlite", database=str(path)).render_as_string()
+
+
 def _prepare_sqlite(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def on_connect(connection: sqlite3.Connection, _record: object) -> None:
@@ -77,6 +84,8 @@ def translated(url: str) -> Iterator[None]:
     """Turn what the database says into our own errors."""
     try:
         yield
+    except PoolTimeoutError as error:
+        raise _busy(url) from error
     except OperationalError as error:
         raise failure(error, url) from error
     except DatabaseError as error:
@@ -89,11 +98,7 @@ def failure(error: DatabaseError, url: str) -> OctadError:
     """The error that a person should see."""
     text = str(error.orig)
     if "locked" in text or "busy" in text:
-        return SurroundingsError(
-            "the database is busy",
-            where=url,
-            hint="try again; is a backup or another program at it?",
-        )
+        return _busy(url)
     if "full" in text:
         return StorageError("the database's disk is full", where=url, hint="free space")
     if "readonly" in text:
@@ -105,6 +110,12 @@ def failure(error: DatabaseError, url: str) -> OctadError:
             hint="move it away and restore a backup; runs and checkpoints in the store are safe",
         )
     return StorageError(f"the database failed: {text}", where=url)
+
+
+def _busy(url: str) -> OctadError:
+    return SurroundingsError(
+        "the database is busy", where=url, hint="try again; is a backup or another program at it?"
+    )
 
 
 def _is_damaged(text: str) -> bool:

@@ -23,7 +23,7 @@ from octad.control.app import build_app
 from octad.control.auth import read_token
 from octad.control.blobs import Blobs
 from octad.control.clock import Clock
-from octad.control.database import Database
+from octad.control.database import Database, sqlite_url
 from octad.control.dispatch import Dispatcher
 from octad.control.doctor import Doctor
 from octad.control.fleet import Fleet
@@ -109,9 +109,12 @@ class ControlPlane:
         self.spec = spec
         self.clock = clock or Clock()
         self.token = read_token(home.token)
-        self.database = Database(f"sqlite:///{home.database}")
+        with suppress(OSError):  # SQLite says it better
+            # Private before it is opened: what SQLite puts beside it takes its mode.
+            home.database.touch(mode=0o600)
+            home.database.chmod(0o600)
+        self.database = Database(sqlite_url(home.database))
         migrate(self.database)
-        home.database.chmod(0o600)
         storage = spec.storage
         if not storage.url:
             storage = StoreSpec(url=home.store.absolute().as_uri(), options=storage.options)

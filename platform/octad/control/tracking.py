@@ -22,6 +22,7 @@ import httpx
 import psutil
 
 from octad.control.clock import Clock, pause_s
+from octad.control.database import sqlite_url
 from octad.spec.home import Home
 
 log = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ class TrackingServer:
         folder = self._home.mlflow
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._home.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        database = f"sqlite:///{folder / 'mlflow.sqlite'}"
+        database = sqlite_url(folder / "mlflow.sqlite")
         # One whose starter died before it could write it down has no record.
         for stray in _strays(database):
             end_group(stray, grace_s=5.0)

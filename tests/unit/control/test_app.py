@@ -205,6 +205,12 @@ def test_doctor_finds_what_is_wrong(client: TestClient, plane: ControlPlane) -> 
     assert list(plane.store.walk("probe/")) == []
 
 
+def test_nobody_else_can_read_the_database_or_what_lies_beside_it(plane: ControlPlane) -> None:
+    names = {path.name: path for path in plane.home.root.glob("octad.sqlite*")}
+    assert {"octad.sqlite", "octad.sqlite-wal"} <= set(names)
+    assert {path.stat().st_mode & 0o077 for path in names.values()} == {0}
+
+
 def test_only_loopback_is_listened_on(
     plane: ControlPlane, config_maker: Callable[..., str]
 ) -> None:

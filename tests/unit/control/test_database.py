@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import inspect, select
+from sqlalchemy.pool import QueuePool
 
 from octad.control import database as module
-from octad.control.database import Database
+from octad.control.database import Database, sqlite_url
 from octad.control.migrate import migrate, newest_revision
 from octad.control.tables import Base, Run, Setting
 from octad.errors import ConflictError, StorageError, SurroundingsError
 
 
 def opened(path: Path) -> Database:
-    return Database(f"sqlite:///{path}")
+    return Database(sqlite_url(path))
 
 
 def test_migrations_make_the_tables_that_the_code_has(tmp_path: Path) -> None:
@@ -71,6 +72,28 @@ def test_a_locked_database_is_waited_for_and_then_said_to_be_busy(
     other.close()
     with database.write() as session:
         session.add(Setting(name="a", value="b"))
+    database.close()
+
+
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "日本 (1)" / "proj's 100%25?mode=ro#x"
+    folder.mkdir(parents=True)
+    database = opened(folder / "a.sqlite")
+    migrate(database)
+    assert (folder / "a.sqlite").exists()
+    database.close()
+
+
+def test_too_many_calls_at_once_find_it_busy(tmp_path: Path) -> None:
+    database = opened(tmp_path / "a.sqlite")
+    pool = database.engine.pool
+    assert isinstance(pool, QueuePool)
+    pool._timeout = 0.01
+    held = [database.engine.connect() for _ in range(pool.size() + pool._max_overflow)]
+    with pytest.raises(SurroundingsError, match="busy"), database.read() as session:
+        session.scalars(select(Run)).all()
+    for connection in held:
+        connection.close()
     database.close()
 
 
