@@ -28,7 +28,7 @@ demo: $(READY)
 	$(BIN)/octad demo
 
 test: $(READY)
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ from octad.spec.layouts import Layout
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "model"
 SIZES = sorted(CONF.glob("*.yaml"))
-MANY = 10_000_000  # parameters; larger models are built without memory
+MANY = 10_000_000  # parameters of a model that a test holds in memory
 
 
 def sized(path: Path, vocab: int = 97) -> tuple[Any, Any]:
@@ -27,12 +27,20 @@ def sized(path: Path, vocab: int = 97) -> tuple[Any, Any]:
     return family, family.Settings.parse({**raw, "vocab": vocab})
 
 
-def started(family: Any, settings: Any) -> torch.nn.Module:
-    """A model as training starts it, or on the meta device where it is large."""
+def built(family: Any, settings: Any) -> torch.nn.Module:
+    """A model without memory."""
     with torch.device("meta"):
         model: torch.nn.Module = family.build(settings)
-    if sum(p.numel() for p in model.parameters()) > MANY:
-        pytest.skip("too large to hold here")
+    return model
+
+
+def is_small(path: Path) -> bool:
+    return sum(p.numel() for p in built(*sized(path)).parameters()) <= MANY
+
+
+def started(family: Any, settings: Any) -> torch.nn.Module:
+    """A model as training starts it."""
+    model = built(family, settings)
     model.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -55,7 +63,7 @@ def test_a_laptop_can_load_it(family: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("path", SIZES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", filter(is_small, SIZES), ids=lambda p: p.stem)
 def test_it_starts_near_chance_and_learns_one_batch(path: Path) -> None:
     family, settings = sized(path)
     model = started(family, settings)
@@ -72,7 +80,7 @@ def test_it_starts_near_chance_and_learns_one_batch(path: Path) -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
-@pytest.mark.parametrize("path", SIZES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", filter(is_small, SIZES), ids=lambda p: p.stem)
 def test_no_token_sees_a_later_one(path: Path) -> None:
     family, settings = sized(path)
     model = started(family, settings).eval()

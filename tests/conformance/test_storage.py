@@ -127,6 +127,23 @@ def test_a_stream_that_breaks_leaves_nothing(store: ObjectStore) -> None:
     assert root is None or [path.name for path in root.rglob("*") if path.is_file()] == []
 
 
+def test_a_large_object_is_read_by_requests_of_bounded_size(store: ObjectStore) -> None:
+    data = os.urandom(20_000_000)
+    store.put("large", data)
+    parts = list(store.chunks("large"))
+    assert max(map(len, parts)) <= 8 * 1024 * 1024
+    assert b"".join(parts) == data
+
+
+def test_a_local_disk_that_takes_no_file_is_a_storage_error(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    store.put("f", b"x")
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="file/x"):
+        store.download("f", tmp_path / "file" / "x")
+
+
 def test_files_go_up_and_come_down(store: ObjectStore, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(os.urandom(5_000_000))
@@ -161,6 +178,21 @@ def test_a_server_that_is_not_there_is_a_storage_error() -> None:
     store = ObjectStore(StoreSpec(url="s3://octad/x", options=options))
     with pytest.raises(StorageError):
         store.get("k")
+
+
+def test_a_bucket_that_is_not_there_is_named(s3_endpoint: str) -> None:
+    options = {"endpoint": s3_endpoint, "region": "us-east-1", "allow_http": "true"}
+    store = ObjectStore(StoreSpec(url="s3://none/x", options=options | {"max_retries": "0"}))
+    calls: list[Any] = [
+        lambda: store.put("k", b"x"),
+        lambda: store.create("k", b"x"),
+        lambda: store.find("k"),
+        lambda: list(store.walk("r/")),
+        lambda: store.folders("r/"),
+    ]
+    for call in calls:
+        with pytest.raises(StorageError, match="no such bucket"):
+            call()
 
 
 def test_an_unknown_scheme_is_refused() -> None:

@@ -86,7 +86,8 @@ def test_a_stage_that_was_done_only_publishes(lab: Lab) -> None:
     job = lab.job(ONE, run="done")
     again = lab.job(ONE, run="done", attempt=2, resume=Position(attempt=1, step=5))
     first, second = lab.train([job, again], 1)
-    assert first["artefacts"] == second["artefacts"]
+    assert first == second
+    assert set(first["metrics"]) == {"loss", "tokens", "tokens_per_s"}
     assert not lab.steps(again)
 
 
@@ -112,6 +113,23 @@ def test_other_data_under_a_checkpoint_is_refused(lab: Lab) -> None:
     again = lab.job(ONE, run="data", attempt=2, resume=base, dataset=other)
     with pytest.raises(AssertionError, match=f"{CheckpointError.__name__}.*other data"):
         lab.train([again], 1)
+
+
+def test_another_seed_or_base_under_a_checkpoint_is_refused(lab: Lab) -> None:
+    bases = [lab.job(ONE, run=name, training={"steps": 2}) for name in ("one", "two")]
+    made = lab.train(bases, 1)
+    one, two = (Artefact.parse(result["artefacts"][0]) for result in made)
+    tune: dict[str, Any] = {"stage": "finetune", "lora": Lora(rank=2), "training": {"steps": 2}}
+    first = lab.job(ONE, run="tune", start=one, **tune)
+    base = Position(attempt=1, step=2)
+    lab.train([first], 1)
+    again = lab.job(ONE, run="tune", attempt=2, resume=base, start=one, **tune)
+    seeded = again.model_copy(update={"order": again.order.model_copy(update={"seed": 6})})
+    with pytest.raises(AssertionError, match=f"{CheckpointError.__name__}.*seed 5, not 6"):
+        lab.train([seeded], 1)
+    with pytest.raises(AssertionError, match=f"{CheckpointError.__name__}.*other weights"):
+        lab.train([again.model_copy(update={"start": two})], 1)
+    lab.train([again], 1)
 
 
 def test_weights_pass_from_four_cards_to_two_to_one(lab: Lab) -> None:

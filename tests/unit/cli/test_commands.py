@@ -84,6 +84,53 @@ def test_a_mistyped_line_is_one_line_with_exit_code_2(
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["run", "\udcff"], 2),
+        (["runs", "--sweep", "a\udcff"], 2),
+        (["submit", "--dry-run", "code.path=~no body/x"], 2),
+        (["submit", "--dry-run", "data=folder", "data.path=~no body/x"], 2),
+        (["submit", "--dry-run", "--conf", "~no body/x"], 2),
+    ],
+)
+def test_what_cannot_be_a_name_or_path_is_one_line(
+    octad: Octad, arguments: list[str], code: int
+) -> None:
+    done = octad(*arguments)
+    assert (done.code, done.err.count("\n")) == (code, 1)
+
+
+@pytest.mark.parametrize("named", ["~no body/x", "/dev/null/x"])
+def test_a_home_that_cannot_be_is_one_line(
+    octad: Octad, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    monkeypatch.delenv("OCTAD_URL", raising=False)
+    monkeypatch.setenv("OCTAD_HOME", named)
+    done = octad("runs")
+    assert done.code in {2, 11}
+    assert done.err.count("\n") == 1
+    assert named in done.err
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("{octad} >/dev/full", 11, "octad: No space left on device\n"),
+        ("{octad} | true; exit ${{PIPESTATUS[0]}}", 141, ""),
+        ("{octad} >&-", 0, ""),
+    ],
+)
+def test_output_that_nobody_takes(line: str, code: int, says: str) -> None:
+    # The reader has left before anything is written.
+    octad = f"{sys.executable} -c 'import sys; from octad.cli.main import main; sys.exit(main())'"
+    text = f"sleep 0.2; {octad} --help" if "|" in line else f"{octad} --help"
+    done = subprocess.run(
+        ["bash", "-c", line.format(octad=f"({text})")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, says)
+
+
 def test_a_bug_keeps_its_traceback(octad: Octad, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object) -> None:
         raise ZeroDivisionError

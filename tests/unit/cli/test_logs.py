@@ -78,6 +78,26 @@ def test_ctrl_c_says_how_to_go_on(
     assert again.out == "=== pretrain, attempt 1 on alpha\nlast of one\n"
 
 
+def test_places_are_bytes_whatever_the_log_holds(
+    octad: Octad, stand_in: StandIn, conftest: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = conftest.stage("a", attempts=[conftest.attempt()])
+    stand_in.views["mine"] = [conftest.run_view("mine", "running", stage)]
+    stand_in.growing.add("mine")
+    # Bytes that are no text, and a letter of which one byte is there.
+    stand_in.logs["mine", "a", 1] = b"one\n\xff\xfe caf\xc3"
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupt)
+    assert "--after a/1/4" in octad("logs", "mine", "-f").err
+    held = octad("logs", "mine", "--json").document["attempts"][0]
+    assert (held["text"], held["next_offset"]) == ("one\n", 4)
+    stand_in.logs["mine", "a", 1] += b"\xa9\n"
+    assert octad("logs", "mine", "--after", "a/1/4").out.endswith("\ufffd\ufffd café\n")
+
+
 def test_lines_that_come_later_are_shown_once(
     octad: Octad, stand_in: StandIn, conftest: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +135,9 @@ def test_mistakes(octad: Octad, two_attempts: StandIn) -> None:
     assert "it has pretrain, validate" in octad("logs", "mine", "pretrian").err
     assert octad("logs", "mine", "--after", "x").code == 2
     assert octad("logs", "mine", "-f", "--json").code == 2
+    unknown = octad("logs", "mine", "--after", "pretrain/3/0")
+    assert (unknown.code, unknown.out) == (3, "")
+    assert "it has pretrain/1, pretrain/2, validate/1" in unknown.err
 
 
 def test_a_bar_of_ten_thousand_updates_is_one_line() -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -72,7 +72,9 @@ class Bench:
     def keys(self, attempt: int = 1) -> AttemptKeys:
         return StageKeys("run", "own").attempt(attempt)
 
-    def start(self, attempt: int = 1, *, kind: str = "job") -> subprocess.Popen[bytes]:
+    def start(
+        self, attempt: int = 1, *, kind: str = "job", stdout: IO[bytes] | int = subprocess.PIPE
+    ) -> subprocess.Popen[bytes]:
         """Start the driver of an ordered attempt."""
         command = [sys.executable, str(ROOT / "jobs" / f"{kind}.py")]
         command += ["--order", self.store.url(self.keys(attempt).order)]
@@ -81,7 +83,7 @@ class Bench:
             command,
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": str(ROOT / "platform")},
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )

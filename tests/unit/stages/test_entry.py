@@ -117,6 +117,17 @@ def test_a_failure_is_written_with_its_class(
     assert bench.store.find(bench.keys().result) is None
 
 
+def test_ctrl_c_is_written_down(bench: Bench, runs: Any) -> None:
+    def interrupted(_attempt: Attempt) -> Outcome:
+        raise KeyboardInterrupt
+
+    runs(interrupted)
+    assert run_attempt(bench.order({})) == 130
+    failure = bench.failure()
+    assert not failure.is_final
+    assert failure.error["what"] == "was stopped by ctrl-C"
+
+
 def test_a_fenced_attempt_writes_neither_result_nor_reason(bench: Bench, runs: Any) -> None:
     def overtaken(attempt: Attempt) -> Outcome:
         lineage.claim(attempt.store, bench.order({}, attempt=2))

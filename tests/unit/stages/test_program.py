@@ -117,6 +117,7 @@ def test_a_shell_text_fails_where_its_pipe_breaks(bench: Bench) -> None:
         ("exit 75", 20, False, "exit code 75, without a word"),
         ("kill -9 $$", 20, False, "ended by signal 9"),
         ("sh -c 'kill -9 $$'; exit $?", 20, False, "exit code 137"),
+        ("exit 255", 20, True, "exit code 255"),
         ("no_such_program", 20, True, "exit code 127"),
         ("yes | head -c 10000000; exit 4", 20, True, "exit code 4"),
     ],
@@ -246,6 +247,13 @@ def test_output_is_passed_on_as_it_comes(bench: Bench) -> None:
     rest, _ = driver.communicate(timeout=LIMIT_S)
     assert b"last\n" in rest
     assert driver.returncode == 0
+
+
+def test_a_log_on_a_full_disk_does_not_stop_the_program(bench: Bench) -> None:
+    bench.order({"shell": "yes | head -c 1000000; exit 7"})
+    with Path("/dev/full").open("wb") as full:
+        bench.start(stdout=full).wait(LIMIT_S)
+    assert bench.failure().error["what"].startswith("the program failed: exit code 7")
 
 
 def test_an_attempt_runs_once(bench: Bench) -> None:

@@ -22,6 +22,15 @@ def test_measures_compare_base_and_tuned() -> None:
     assert found["corpus_gain"] == pytest.approx(1 - math.exp(0.1))
 
 
+def test_a_loss_beyond_all_measure_is_reported_as_well() -> None:
+    losses = {"base": {"corpus": 2.0}, "tuned": {"corpus": 1000.0}}
+    found = measures(losses)
+    assert found["tuned_corpus_perplexity"] == math.inf
+    assert found["corpus_gain"] == -math.inf
+    text = markdown(losses, {"corpus": 640}, found, "a", {})
+    assert "| corpus | 640 | tuned | 1000.0000 | inf |" in text
+
+
 def test_base_alone_has_no_gain() -> None:
     assert set(measures({"base": {"corpus": 1.0}})) == {
         "base_corpus_loss",

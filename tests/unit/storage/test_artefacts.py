@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -62,10 +63,17 @@ def test_damage_is_refused(
         store.delete(["x/made/a.txt"])
     else:
         store.put("x/made/manifest.json", store.get("x/made/manifest.json") + b" ")
-    with pytest.raises(
-        DataError if damage != "missing" else Exception, match=r"changed|missing|no such"
-    ):
+    with pytest.raises(DataError, match=r"changed|missing"):
         artefacts.fetch(store, published, tmp_path / "got")
+
+
+def test_a_folder_behind_a_link_can_be_fetched_to(
+    store: ObjectStore, published: Artefact, tmp_path: Path
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    got = artefacts.fetch(store, published, tmp_path / "link" / "got")
+    assert (got / "a.txt").read_bytes() == b"first"
 
 
 def test_a_manifest_cannot_write_outside(store: ObjectStore, tmp_path: Path) -> None:
@@ -98,3 +106,17 @@ def test_nothing_and_the_stores_own_name_are_refused(store: ObjectStore, tmp_pat
     (folder / "manifest.json").write_text("{}")
     with pytest.raises(DataError, match="needs for itself"):
         artefacts.publish_folder(store, "x/made", "made", "files", folder)
+
+
+@pytest.mark.parametrize("name", [b"a#1", b"deep/two\nlines", b"not\xffutf-8", b"tab\t"])
+def test_a_name_that_no_store_holds_is_refused_before_anything_is_sent(
+    store: ObjectStore, tmp_path: Path, name: bytes
+) -> None:
+    folder = tmp_path / "made"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a.txt").write_bytes(b"fine")
+    (folder / os.fsdecode(name)).write_bytes(b"x")
+    with pytest.raises(DataError, match="cannot hold a file called") as caught:
+        artefacts.publish_folder(store, "x/made", "made", "files", folder)
+    assert str(caught.value).isprintable()
+    assert list(store.walk("x/made/")) == []
