@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from octad.errors import CheckpointError, DataError
+from octad.errors import CheckpointError, DataError, NotFoundError
 from octad.spec.artefacts import Artefact, ArtefactType
 from octad.spec.checkpoints import StoredFile
 from octad.storage.lineage import MANIFEST, verify_files
 from octad.storage.objects import ObjectStore, digest_of
 
-_LOG = logging.getLogger(__name__)
+# Names that a store cannot hold: control characters, bytes that are no UTF-8, and an ending that
+# a local folder keeps for unfinished uploads.
+_UNFIT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|#\d+$")
 
 
 def publish_folder(
@@ -28,7 +30,7 @@ def publish_folder(
     """Upload a local folder under `key`, its manifest last.
 
     Raises:
-        DataError: It holds no file, or one that has the manifest's name.
+        DataError: It holds no file, or one whose name the store cannot hold or needs itself.
     """
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     if not paths:
@@ -39,12 +41,18 @@ def publish_folder(
             where=str(folder / MANIFEST),
             hint="give the file another name, or put it in a folder",
         )
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    for inside in names:
+        if _UNFIT.search(inside):
+            raise DataError(
+                f"the store cannot hold a file called {inside!r}",
+                where=ascii(str(folder))[1:-1],
+                hint="give the file another name",
+            )
     files = []
-    for path in paths:
-        inside = path.relative_to(folder).as_posix()
-        stored = stored_file(inside, path)
+    for inside, path in zip(names, paths, strict=True):
+        files.append(stored_file(inside, path))
         store.put_file(f"{key}/{inside}", path)
-        files.append(stored)
     return seal_folder(store, key, name, kind, files)
 
 
@@ -94,30 +102,38 @@ def fetch(store: ObjectStore, artefact: Artefact, folder: Path) -> Path:
     target = folder / artefact.digest.removeprefix("sha256:")[:32]
     for file in files:
         path = target / file.path
-        if path.resolve() != path.absolute() or target.resolve() not in path.resolve().parents:
+        if target.resolve() not in path.resolve().parents:
             raise DataError(f"names a file outside its folder: {file.path!r}", where=artefact.uri)
-        if not path.exists():
-            store.download(f"{key}/{file.path}", path)
-        if stored_file(file.path, path) != file:
-            path.unlink()
-            raise DataError(
-                "was changed: its digest is wrong", where=store.url(f"{key}/{file.path}")
-            )
+        _download(store, f"{key}/{file.path}", path, file.digest)
     return target
 
 
 def _fetch_object(store: ObjectStore, artefact: Artefact, folder: Path) -> Path:
     key = store.key(artefact.uri)
-    if store.size(key) is None:
-        raise DataError(f"the artefact {artefact.name!r} is missing", where=artefact.uri)
-    if store.digest(key) != artefact.digest:
-        raise DataError("was changed: its digest is wrong", where=artefact.uri)
     local = store.local_path(key)
-    if local is not None:
-        return local
-    path = folder / artefact.digest.removeprefix("sha256:")[:32] / key.rpartition("/")[2]
-    store.download(key, path)
-    return path
+    if local is None:
+        path = folder / artefact.digest.removeprefix("sha256:")[:32] / key.rpartition("/")[2]
+        _download(store, key, path, artefact.digest)
+        return path
+    try:
+        digest = store.digest(key)
+    except NotFoundError:
+        raise DataError("is missing", where=artefact.uri) from None
+    if digest != artefact.digest:
+        raise DataError("was changed: its digest is wrong", where=artefact.uri)
+    return local
+
+
+def _download(store: ObjectStore, key: str, path: Path, digest: str) -> None:
+    """An object as a local file with this digest, where there is none yet."""
+    if not path.exists():
+        try:
+            store.download(key, path)
+        except NotFoundError:
+            raise DataError("is missing", where=store.url(key)) from None
+    if stored_file(path.name, path).digest != digest:
+        path.unlink()
+        raise DataError("was changed: its digest is wrong", where=store.url(key))
 
 
 def _files(raw: bytes, where: str) -> tuple[StoredFile, ...]:

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,8 +40,10 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
 SCHEMES = ("file", "s3", "gs", "az", "memory")
-_CHUNK_BYTES = 4 * 1024 * 1024
+# Each part, up or down, is a request with a time limit of its own: the cards of a node share one
+# line, and eight of them with a few parts each under way must get each part through in time.
 _PART_BYTES = 8 * 1024 * 1024
+_PARTS_AT_ONCE = 4
 # What may be said about a store besides its URL. None of it is a secret.
 _CLIENT_OPTIONS = ("allow_http", "connect_timeout", "timeout", "proxy_url")
 _RETRY_OPTIONS = ("max_retries", "retry_timeout_s")
@@ -121,7 +124,9 @@ class ObjectStore:
     def put_file(self, key: str, path: Path) -> None:
         """Upload a local file in parts; it appears whole or not at all."""
         with _translated(self.url(key)):
-            obstore.put(self._store, key, path)
+            obstore.put(
+                self._store, key, path, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE
+            )
 
     def put_chunks(self, key: str, chunks: Iterable[bytes]) -> None:
         """Write or replace an object piece by piece; it appears whole or not at all.
@@ -129,7 +134,9 @@ class ObjectStore:
         What `chunks` raises comes out as it is, and nothing is left behind.
         """
         with _translated(self.url(key)):
-            obstore.put(self._store, key, chunks, chunk_size=_PART_BYTES)
+            obstore.put(
+                self._store, key, chunks, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE
+            )
 
     def get(self, key: str) -> bytes:
         """The whole object.
@@ -219,20 +226,32 @@ class ObjectStore:
         return f"sha256:{sha.hexdigest()}"
 
     def chunks(self, key: str) -> Iterator[bytes]:
-        """The object in chunks of about 4 MiB."""
-        with _translated(self.url(key)):
-            for chunk in obstore.get(self._store, key).stream(min_chunk_size=_CHUNK_BYTES):
-                yield bytes(chunk)
+        """The object in parts of 8 MiB, so that its size and a slow line do not matter.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        size = self.size(key)
+        if size is None:
+            raise NotFoundError("no such object", where=self.url(key))
+        for offset in range(0, size, _PART_BYTES):
+            yield self.get_range(key, offset, min(_PART_BYTES, size - offset))
 
     def download(self, key: str, path: Path) -> None:
-        """Copy an object to a local file; the file appears whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Copy an object to a local file; the file appears whole or not at all.
+
+        Raises:
+            NotFoundError: There is no such object.
+            StorageError: The store failed, or the local disk is full.
+        """
         partial = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
-            with partial.open("wb") as out:
-                for chunk in self.chunks(key):
-                    out.write(chunk)
-            partial.replace(path)
+            with _translated(str(path)):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with partial.open("wb") as out:
+                    for chunk in self.chunks(key):
+                        out.write(chunk)
+                partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
 
@@ -294,8 +313,6 @@ class _ExistsSignal(Exception):  # noqa: N818
 def _translated(url: str) -> Iterator[None]:
     try:
         yield
-    except (MissingError, FileNotFoundError):
-        raise NotFoundError("no such object", where=url) from None
     except AlreadyExistsError:
         raise _ExistsSignal from None
     except (PermissionDeniedError, UnauthenticatedError, PermissionError) as error:
@@ -307,18 +324,29 @@ def _translated(url: str) -> Iterator[None]:
 
 
 def _failure(error: Exception, url: str) -> StorageError | NotFoundError:
-    text = _line(error)
-    if "os error 20" in text:  # a folder was looked for under what is a file
+    text = str(error)
+    if "NoSuchBucket" in text:
+        hint = "create it, or mend storage.url"
+        return StorageError("there is no such bucket", where=url, hint=hint)
+    named = _OS_ERROR.search(text)
+    number = getattr(error, "errno", None) or (int(named[1]) if named else 0)
+    if number in _REASONS:
+        what, hint = _REASONS[number]
+        return StorageError(what, where=url, hint=hint)
+    # A folder may have been looked for under what is a file.
+    if isinstance(error, MissingError | FileNotFoundError) or number == errno.ENOTDIR:
         return NotFoundError("no such object", where=url)
-    if getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT} or "os error 28" in text:
-        return StorageError("no space left", where=url, hint="free space, then resume the run")
-    if "os error 27" in text:
-        return StorageError("a file may not grow further", where=url, hint="raise the size limit")
-    if "os error 30" in text:
-        return StorageError("the store is read-only", where=url, hint="check how it is mounted")
-    if "os error 13" in text:
-        return StorageError("no access", where=url, hint="check its owner and mode")
-    return StorageError(f"the store failed: {text}", where=url)
+    return StorageError(f"the store failed: {_line(error)}", where=url)
+
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_REASONS = {
+    errno.ENOSPC: ("no space left", "free space, then resume the run"),
+    errno.EDQUOT: ("no space left", "raise the disk quota, then resume the run"),
+    errno.EFBIG: ("a file may not grow further", "raise the size limit"),
+    errno.EROFS: ("the store is read-only", "check how it is mounted"),
+    errno.EACCES: ("no access", "check its owner and mode"),
+}
 
 
 def _line(error: Exception) -> str:
