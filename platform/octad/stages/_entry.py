@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -35,6 +36,7 @@ from octad.storage.objects import ObjectStore
 _LOG = logging.getLogger(__name__)
 _BUG = 1
 _TERMINATED = 128 + signal.SIGTERM
+_CTRL_C = 128 + signal.SIGINT
 _ASKED = "was asked to stop (SIGTERM)"
 
 
@@ -72,16 +74,11 @@ def run_attempt(order: AttemptOrder, shipping: Shipping | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="octad-") as scratch:
         attempt = Attempt(order, base, store, Path(scratch))
         _stop_on_sigterm(attempt)
-        attempt.phase("starting")
-        for text in dict.fromkeys(passed_over):
-            attempt.note(text)
-        if base is not None:
-            _LOG.info("goes on from step %s of attempt %s", base.step, base.attempt)
-        _sweep(store, order)
+        notes = tuple(dict.fromkeys(passed_over))
         if shipping is None:
-            return _ended(attempt)
+            return _ended(attempt, notes)
         with shipping.running():
-            code = _ended(attempt)
+            code = _ended(attempt, notes)
         shipping.end(code)
         return code
 
@@ -100,10 +97,14 @@ def _dispatched(arguments: list[str]) -> AttemptOrder:
     return AttemptOrder.parse(json.loads(raw), where=given.order)
 
 
-def _ended(attempt: Attempt) -> int:
+def _ended(attempt: Attempt, notes: tuple[str, ...]) -> int:
     """Run the stage, and write how it ended."""
     try:
+        _begin(attempt, notes)
         _run(attempt)
+    except KeyboardInterrupt:
+        _fail(attempt, StageError("was stopped by ctrl-C").to_wire(), is_final=False)
+        return _CTRL_C
     except Terminated:
         attempt.is_stop_told.wait(attempt.grace_s)
         attempt.note(_ASKED)  # the stage may have written its own progress over it
@@ -120,6 +121,15 @@ def _ended(attempt: Attempt) -> int:
         _fail(attempt, wire, is_final=False)
         return _BUG
     return 0
+
+
+def _begin(attempt: Attempt, notes: tuple[str, ...]) -> None:
+    attempt.phase("starting")
+    for text in notes:
+        attempt.note(text)
+    if attempt.base is not None:
+        _LOG.info("goes on from step %s of attempt %s", attempt.base.step, attempt.base.attempt)
+    _sweep(attempt.store, attempt.order)
 
 
 def _run(attempt: Attempt) -> None:
@@ -172,7 +182,8 @@ def _sweep(store: ObjectStore, order: AttemptOrder) -> None:
 
 
 def _said(error: OctadError) -> int:
-    sys.stderr.write(f"octad: {error}\n")
+    with suppress(OSError):  # the log's disk may be full
+        sys.stderr.write(f"octad: {error}\n")
     return error.exit_code
 
 

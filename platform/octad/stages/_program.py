@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,7 +74,7 @@ class Program:
         shown = f"; its last lines:\n{last_lines}" if last_lines else ", without a word"
         error = StageError(f"the program failed: {how}{shown}", where=stage)
         # A shell says 128 + n for a child that a signal ended.
-        by_signal = code < 0 or code > 128
+        by_signal = code < 0 or 128 < code < 128 + signal.NSIG
         error.is_final = not by_signal and code not in self._settings.retry_on
         return error
 

@@ -107,7 +107,8 @@ class Script:
         with self._process.stdout as source:
             target = sys.stdout.fileno()
             while chunk := os.read(source.fileno(), 65536):
-                _write_all(target, chunk)
+                with suppress(OSError):  # a log that takes no more must not stop the program
+                    _write_all(target, chunk)
                 self._tail.append(chunk)
                 self._tail_bytes += len(chunk)
                 while self._tail_bytes - len(self._tail[0]) > _TAIL_BYTES:

@@ -167,10 +167,18 @@ def measures(losses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     for weights, by_text in losses.items():
         for text, loss in by_text.items():
             metrics[f"{weights}_{text}_loss"] = loss
-            metrics[f"{weights}_{text}_perplexity"] = math.exp(loss)
+            metrics[f"{weights}_{text}_perplexity"] = _exp(loss)
     for text, loss in losses.get("tuned", {}).items():
-        metrics[f"{text}_gain"] = 1 - math.exp(loss - losses["base"][text])
+        metrics[f"{text}_gain"] = 1 - _exp(loss - losses["base"][text])
     return metrics
+
+
+def _exp(power: float) -> float:
+    """The exponential; infinite where that is too large for a number."""
+    try:
+        return math.exp(power)
+    except OverflowError:
+        return math.inf
 
 
 def markdown(
@@ -188,7 +196,7 @@ def markdown(
     for text, count in tokens.items():
         for weights, by_text in losses.items():
             loss = by_text[text]
-            lines.append(f"| {text} | {count} | {weights} | {loss:.4f} | {math.exp(loss):.2f} |")
+            lines.append(f"| {text} | {count} | {weights} | {loss:.4f} | {_exp(loss):.2f} |")
     for text in tokens:
         if f"{text}_gain" in metrics:
             gain = metrics[f"{text}_gain"]
