@@ -194,10 +194,12 @@ def shard_plans(surveys: Sequence[Survey], cut: float) -> list[ShardPlan]:
 
 def _groups(members: Sequence[Survey], wanted_bytes: int) -> Iterator[list[Survey]]:
     group: list[Survey] = []
+    num_bytes = 0
     for member in sorted(members, key=lambda s: s.part):
         group.append(member)
-        if sum(s.num_bytes for s in group) >= wanted_bytes:
+        num_bytes += member.num_bytes
+        if num_bytes >= wanted_bytes:
             yield group
-            group = []
+            group, num_bytes = [], 0
     if group:
         yield group
