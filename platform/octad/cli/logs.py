@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -38,16 +37,17 @@ class Tail:
     cluster: str
     offset: int = 0
     is_complete: bool = False
-    _decoder: codecs.IncrementalDecoder = field(
-        default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
-    )
-    _held: str = ""
+    _held: bytes = b""
+
+    @property
+    def next_offset(self) -> int:
+        """Of the first byte that was not given yet: lines are given whole."""
+        return self.offset - len(self._held)
 
     @property
     def place(self) -> str:
         """As `--after` takes it."""
-        held = len(self._held.encode())
-        return f"{self.stage}/{self.attempt}/{max(self.offset - held, 0)}"
+        return f"{self.stage}/{self.attempt}/{self.next_offset}"
 
     def more(self, wire: Wire, run: str) -> tuple[str, bool]:
         """The next whole lines, and whether the control plane sent anything."""
@@ -55,12 +55,15 @@ class Tail:
         has_moved = chunk.next_offset > self.offset
         self.offset = max(self.offset, chunk.next_offset)
         self.is_complete = chunk.is_complete and not has_moved
-        text = self._held + self._decoder.decode(chunk.data, final=self.is_complete)
-        if not self.is_complete:
-            whole, newline, self._held = text.rpartition("\n")
-            return whole + newline, has_moved
-        self._held = ""
-        return (f"{text}\n" if text and not text.endswith("\n") else text), has_moved
+        data = self._held + chunk.data
+        if self.is_complete:
+            whole, self._held = data, b""
+        else:
+            whole, newline, self._held = data.rpartition(b"\n")
+            whole += newline
+        text = whole.decode(errors="replace")
+        is_cut = self.is_complete and text and not text.endswith("\n")
+        return (f"{text}\n" if is_cut else text), has_moved
 
 
 class Reader:
@@ -114,6 +117,11 @@ class Reader:
                 tail.offset = after[2]
                 return
             tail.is_complete = True
+        raise NotFoundError(
+            f"{self._run} has no attempt {after[1]} of {after[0]}",
+            where="--after",
+            hint=f"it has {', '.join(f'{tail.stage}/{tail.attempt}' for tail in tails)}",
+        )
 
 
 def command(
@@ -253,7 +261,7 @@ def _document(wire: Wire, view: Json, tails: list[Tail]) -> Json:
                 "attempt": tail.attempt,
                 "cluster": tail.cluster,
                 "text": text,
-                "next_offset": tail.offset,
+                "next_offset": tail.next_offset,
                 "is_complete": tail.is_complete,
             }
         )

@@ -7,13 +7,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from octad import __version__
 from octad.cli.output import clean, make_safe
-from octad.errors import ConfigError, OctadError
+from octad.errors import ConfigError, OctadError, StorageError
 
 # Each is a module of this package; its `command` is imported only when it is needed.
 COMMANDS = {
@@ -41,6 +42,9 @@ folder of the one here."""
 
 def main() -> int:
     """The exit code of `octad` with this process's arguments."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  for all our life
     make_safe(sys.stdout)
     make_safe(sys.stderr)
     return run(sys.argv[1:])
@@ -50,23 +54,22 @@ def run(arguments: Sequence[str]) -> int:
     """The exit code of `octad ARGUMENTS`; see `octad.errors` for what each means."""
     wants_json = "--json" in arguments
     try:
+        _check_encoding(arguments)
         code = typer.main.get_command(build(_wanted(arguments))).main(
             list(arguments), prog_name="octad", standalone_mode=False
         )
-    except OctadError as error:
-        _show(error, wants_json=wants_json)
-        return error.exit_code
-    except typer.Abort:
+        sys.stdout.flush()
+    except (KeyboardInterrupt, typer.Abort):
         return 130
-    except BrokenPipeError:  # who reads our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit):  # who reads our output has seen enough; typer exits then
+        _give_up_stdout()
         return _BROKEN_PIPE
     except Exception as error:
-        usage = _usage(error)
-        if usage is None:
+        known = _known(error)
+        if known is None:
             raise  # a bug: with its traceback
-        _show(usage, wants_json=wants_json)
-        return usage.exit_code
+        _show(known, wants_json=wants_json)
+        return known.exit_code
     return code if isinstance(code, int) else 0
 
 
@@ -94,6 +97,23 @@ def _wanted(arguments: Sequence[str]) -> set[str]:
     return {next((a for a in arguments if not a.startswith("-")), "")} & set(COMMANDS)
 
 
+def _check_encoding(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(argument).decode(errors="backslashreplace")
+            raise ConfigError(f"the argument {shown} is not UTF-8") from None
+
+
+def _give_up_stdout() -> None:
+    """Let go of what cannot be written, so that the interpreter does not try again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
@@ -106,6 +126,16 @@ def _root(
 
 def _unused() -> None:
     """Stands for a command that was not asked for."""
+
+
+def _known(error: Exception) -> OctadError | None:
+    """What somebody can mend; None for a bug of ours."""
+    if isinstance(error, OctadError):
+        return error
+    if isinstance(error, OSError):
+        _give_up_stdout()
+        return StorageError(error.strerror or str(error), where=str(error.filename or ""))
+    return _usage(error)
 
 
 def _usage(error: Exception) -> OctadError | None:

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from octad.client.ignore import USUAL, Ignore
 from octad.errors import NotFoundError, PackageError
+from octad.spec.home import expanded
 
 IGNORE_FILE = ".octadignore"
 _MAX_SEEN = 200_000  # files looked at before giving up on counting
@@ -52,7 +53,7 @@ def own_code(path: Path) -> Iterator[Entry]:
         NotFoundError: There is nothing there.
         PackageError: It is something else, or holds what cannot be sent.
     """
-    place = path.expanduser().absolute()
+    place = expanded(path)
     where = str(path)
     if not place.exists():
         raise NotFoundError("there is nothing there", where=where, hint="code.path")

@@ -12,7 +12,7 @@ from octad import __version__
 from octad.client.endpoint import answering, check_version, read_endpoint, read_token
 from octad.client.wire import Address, Wire
 from octad.errors import AccessError, UnreachableError
-from octad.spec.home import Home
+from octad.spec.home import Home, expanded
 
 
 def connect(
@@ -83,7 +83,7 @@ def _remote_token(environ: Mapping[str, str]) -> str:
     named = environ.get("OCTAD_TOKEN_FILE", "")
     if not token and named:
         try:
-            token = Path(named).expanduser().read_text().strip()
+            token = expanded(Path(named)).read_text().strip()
         except OSError as error:
             raise AccessError(
                 f"cannot read the token ({error.strerror})", where=named, hint="OCTAD_TOKEN_FILE"

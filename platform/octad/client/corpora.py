@@ -14,6 +14,7 @@ from octad.client.wire import Wire
 from octad.errors import DataError
 from octad.spec.checkpoints import StoredFile
 from octad.spec.corpora import Snapshot, scan
+from octad.spec.home import expanded
 from octad.spec.runs import RunSpec
 
 Say = Callable[[str], None]
@@ -38,7 +39,7 @@ def send_corpora(spec: RunSpec, wire: Wire, say: Say = lambda _: None) -> RunSpe
     for where, source in _folders(raw):
         path = str(source["path"])
         if path not in sent:
-            sent[path] = _send(Path(path).expanduser().absolute(), where, wire, say)
+            sent[path] = _send(expanded(Path(path)), where, wire, say)
         source["snapshot"] = sent[path]
     return RunSpec.parse(raw) if sent else spec
 
@@ -50,7 +51,7 @@ def check_corpora(spec: RunSpec) -> None:
         DataError: A folder is not there, or holds no text.
     """
     for where, source in _folders(spec.plain()):
-        scan(Path(str(source["path"])).expanduser().absolute(), where)
+        scan(expanded(Path(str(source["path"]))), where)
 
 
 def _folders(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -15,6 +15,7 @@ from octad.errors import ConfigError, OctadError
 from octad.ports.clusters import Jobs, Step
 from octad.spec.clusters import CARD_RESOURCE, ClusterSpec, ClusterView
 from octad.spec.frozen import Spec
+from octad.spec.home import expanded
 
 # Where a Ray head listens for drivers unless told otherwise.
 _GCS_PORT = 6379
@@ -65,8 +66,8 @@ class ExistingCluster:
         self._api = RayApi(
             self._settings.address,
             cluster=spec.name,
-            token_file=Path(token_file).expanduser() if token_file else None,
-            ca_file=Path(ca_file).expanduser() if ca_file else None,
+            token_file=expanded(Path(token_file)) if token_file else None,
+            ca_file=expanded(Path(ca_file)) if ca_file else None,
         )
         self._ray_address = self._settings.ray_address or ""
         self._lock = threading.Lock()

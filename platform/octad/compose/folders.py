@@ -8,6 +8,7 @@ from pathlib import Path
 
 import octad
 from octad.errors import ConfigError
+from octad.spec.home import expanded
 
 _PACKAGE = Path(octad.__file__).resolve().parent
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -28,7 +29,7 @@ def conf_folders(own: Path | None = None) -> tuple[Path, ...]:
     ours = beside if (beside / "config.yaml").is_file() else _PACKAGE / "_bundled" / "conf"
     if own is None:
         return (ours,)
-    folder = own.expanduser().absolute()
+    folder = expanded(own)
     if not folder.is_dir():
         raise ConfigError("not a folder", where=str(own), hint="--conf names a folder of configs")
     return (folder, ours)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from octad.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class Home:
@@ -17,7 +19,7 @@ class Home:
     def of(cls, environ: Mapping[str, str]) -> Home:
         """The home that an environment names."""
         named = environ.get("OCTAD_HOME", "")
-        return cls(Path(named).expanduser().absolute() if named else Path.home() / ".octad")
+        return cls(expanded(Path(named or "~/.octad")))
 
     @property
     def token(self) -> Path:
@@ -62,3 +64,15 @@ class Home:
     def cluster(self, name: str) -> Path:
         """What the provider of one cluster keeps: tokens, process records."""
         return self.root / "clusters" / name
+
+
+def expanded(path: Path) -> Path:
+    """A path that a person gave, in full: with the folder that `~` or `~somebody` stands for.
+
+    Raises:
+        ConfigError: There is no such person here.
+    """
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError:
+        raise ConfigError("nobody here has that home folder", where=str(path)) from None

@@ -21,6 +21,7 @@ from octad.errors import DataError, NotFoundError
 from octad.ports.data import Document, Objects, Skipped, SourceSettings
 from octad.spec.checkpoints import StoredFile
 from octad.spec.corpora import Scan, Snapshot, is_packed, scan, suffix_of
+from octad.spec.home import expanded
 from octad.spec.keys import blob_key
 
 _MAX_KEYS_NAMED = 8
@@ -217,7 +218,7 @@ def build(settings: Settings, store: Objects) -> Folder:
     """
     if settings.snapshot is None:
         assert settings.path is not None
-        found = scan(Path(settings.path).expanduser())
+        found = scan(expanded(Path(settings.path)))
         return Folder(LocalFiles(found), found.skipped, settings.text_key)
     try:
         snapshot = Snapshot.model_validate_json(store.get(blob_key(settings.snapshot)))
