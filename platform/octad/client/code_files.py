@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import stat
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from octad.client.ignore import USUAL, Ignore
+from octad.client.ignore import IGNORE_FILE, USUAL, Ignore
 from octad.errors import NotFoundError, PackageError
 from octad.spec.home import expanded
 
-IGNORE_FILE = ".octadignore"
 _MAX_SEEN = 200_000  # files looked at before giving up on counting
 _MAX_MEMBER_BYTES = 1 << 30
+# What reading an archive ends with that was cut or changed.
+_BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,7 @@ def _from_zip(archive: Path) -> Iterator[Entry]:
                     raise PackageError(f"holds a link, {info.filename}", where=str(archive))
                 content = source.read(info) if _fits(info.file_size, archive) else b""
                 yield _member(archive, info.filename, content, is_executable=bool(mode & 0o100))
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+    except (*_BROKEN, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise PackageError(f"cannot be unpacked: {error}", where=str(archive)) from None
 
 
@@ -200,7 +203,7 @@ def _from_tar(archive: Path) -> Iterator[Entry]:
                 yield _member(
                     archive, member.name, content, is_executable=bool(member.mode & 0o100)
                 )
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (*_BROKEN, tarfile.TarError) as error:
         raise PackageError(f"cannot be unpacked: {error}", where=str(archive)) from None
 
 

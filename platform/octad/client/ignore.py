@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from octad.errors import PackageError
+
+IGNORE_FILE = ".octadignore"
 # Version control, environments, caches, and the folders that MLflow and Hydra write.
 USUAL = (
     ".git/",
@@ -46,6 +49,11 @@ class Ignore:
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
+        """Read the patterns.
+
+        Raises:
+            PackageError: One cannot be.
+        """
         self._rules = [rule for line in lines if (rule := _rule(line)) is not None]
 
     def leaves_out(self, path: str, *, is_folder: bool) -> bool:
@@ -69,7 +77,11 @@ def _rule(line: str) -> _Rule | None:
     is_anchored = "/" in text
     body = _expression(text.lstrip("/"))
     prefix = "" if is_anchored else "(?:.*/)?"
-    return _Rule(re.compile(prefix + body, re.DOTALL), is_kept, only_folders)
+    try:
+        pattern = re.compile(prefix + body, re.DOTALL)
+    except re.error as error:
+        raise PackageError(f"{line!r} is no pattern: {error.msg}", where=IGNORE_FILE) from None
+    return _Rule(pattern, is_kept, only_folders)
 
 
 def _expression(glob: str) -> str:
@@ -90,8 +102,8 @@ def _expression(glob: str) -> str:
         elif rest[0] == "?":
             out.append("[^/]")
             place += 1
-        elif found := re.match(r"\[([!^]?)(\]?[^\]]*)\]", rest):
-            inside = found[2].replace("\\", "\\\\").replace("[", "\\[")
+        elif found := re.match(r"\[([!^]?)(\][^\]]*|[^\]]+)\]", rest):
+            inside = found[2].replace("\\", "\\\\").replace("[", "\\[").replace("^", "\\^")
             out.append(f"[{'^' if found[1] else ''}{inside}]")
             place += found.end()
         else:

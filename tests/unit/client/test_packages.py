@@ -164,3 +164,15 @@ def test_an_archive_that_reaches_out_is_refused(tmp_path: Path, name: str) -> No
     with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
         archive.writestr(name, "x")
     assert "leads out" in refused(tmp_path / "bad.zip").what
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_archive_is_refused_whatever_its_compression(tmp_path: Path, method: int) -> None:
+    path = tmp_path / "bad.zip"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("a.py", "".join(f"x = {n}\n" for n in range(2000)))
+    damaged = bytearray(path.read_bytes())
+    for place in range(60, 90):
+        damaged[place] ^= 0xFF
+    path.write_bytes(damaged)
+    assert "cannot be unpacked" in refused(path).what
