@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from octad.control import decide, moves
@@ -24,7 +24,7 @@ from octad.control.dispatch import Dispatcher, Parcel, Receipt
 from octad.control.lanes import Lanes
 from octad.control.leftovers import Leftovers
 from octad.control.placement import Placed, Room, Waiting, place, room
-from octad.control.rows import load_attempts, load_runs, load_stages
+from octad.control.rows import load_attempts, load_runs
 from octad.control.tables import Attempt, Run, Stage
 from octad.control.watch import Clusters, Outcome, Watch, job_mark
 from octad.errors import OctadError, StorageError, SurroundingsError
@@ -132,15 +132,18 @@ class Reconciler:
     def _one_pass(self) -> bool:
         """One round; whether anything changed, so that another may find more to do."""
         changed = self._record_receipts()
-        changed |= self._each(self._judge)
-        changed |= self._each(self._advance)
-        changed |= self._place()
+        stages = self._open_stages()
+        for move in (self._judge, self._advance):
+            if self._each(stages, move):
+                changed = True
+                stages = self._open_stages()
+        changed |= self._place([s for s in stages if s.state is StageState.QUEUED])
         return self._send() or changed
 
-    def _each(self, move: Callable[[Stage], bool]) -> bool:
-        """Give every open stage its turn; one that goes wrong does not keep the others."""
+    def _each(self, stages: Sequence[Stage], move: Callable[[Stage], bool]) -> bool:
+        """Give every stage its turn; one that goes wrong does not keep the others."""
         changed = False
-        for stage in (s for run in self._open_runs() for s in run.stages):
+        for stage in stages:
             try:
                 changed |= move(stage)
             except SurroundingsError:
@@ -149,7 +152,7 @@ class Reconciler:
                 reason = f"a bug in octad: {type(error).__name__}: {error}"
                 if reason != stage.reason:
                     log.exception("%s/%s cannot be moved on", stage.run.id, stage.name)
-                self._say(stage, reason)
+                self._say({stage: reason})
         return changed
 
     # --- what has become of attempts --------------------------------------------------------
@@ -163,7 +166,7 @@ class Reconciler:
                 attempt.id, StageKeys(stage.run.id, stage.name), attempt.number
             )
         except StorageError as error:
-            return self._say(stage, f"the store does not answer: {error}")
+            return self._say({stage: f"the store does not answer: {error}"})
         if attempt.state is AttemptState.INTENDED:
             self._watch.note_standing(attempt.id, attempt.cluster)
         else:
@@ -251,7 +254,7 @@ class Reconciler:
             return False
         run = stage.run
         states = {s.name: s.state for s in run.stages}
-        sources = dict.fromkeys(n.partition(".")[0] for n in stage.parsed().needs.values())
+        sources = dict.fromkeys(need.partition(".")[0] for need in stage.needs.values())
         facts = StageFacts(
             state=stage.state,
             needs={name: states[name] for name in sources},
@@ -262,7 +265,7 @@ class Reconciler:
         now_ms = self._clock.ms()
         to, reason = decide.advance(facts, now_ms)
         if to is stage.state:
-            return self._say(stage, reason)
+            return self._say({stage: reason})
         with self._database.write() as session:
             row = session.get(Stage, stage.id)
             if row is None or row.version != stage.version:
@@ -272,23 +275,22 @@ class Reconciler:
             moves.move_stage(session, row, to, reason, now_ms=now_ms)
         return True
 
-    def _place(self) -> bool:
-        queued = self._queued()
+    def _place(self, queued: Sequence[Stage]) -> bool:
+        """First come, first served."""
         if not queued:
             return False
         by_id = {stage.id: stage for stage in queued}
-        waiting = [
-            Waiting(stage.id, spec.cards, spec.cluster)
-            for stage, spec in ((s, s.parsed()) for s in queued)
-        ]
+        ordered = sorted(queued, key=lambda s: (s.ready_at_ms or 0, s.run_seq, s.position))
+        waiting = [Waiting(stage.id, stage.cards, stage.cluster) for stage in ordered]
         changed = False
+        reasons = {}
         for decision in place(waiting, self.rooms()):
             stage = by_id[decision.key]
             if decision.cluster is None:
-                self._say(stage, decision.reason)
+                reasons[stage] = decision.reason
             else:
                 changed |= self._intend(stage, decision)
-        return changed
+        return self._say(reasons) or changed
 
     def _intend(self, stage: Stage, decision: Placed) -> bool:
         """Commit the attempt before anything is sent."""
@@ -423,23 +425,23 @@ class Reconciler:
 
     # --- rows -------------------------------------------------------------------------------
 
-    def _open_runs(self) -> list[Run]:
+    def _open_stages(self) -> list[Stage]:
+        is_open = Run.state.in_([RunState.QUEUED, RunState.RUNNING])
         with self._database.read() as session:
-            return load_runs(session, Run.state.in_([RunState.QUEUED, RunState.RUNNING]))
+            runs = load_runs(session, is_open, has_spec=False)
+        return [stage for run in runs for stage in run.stages]
 
-    def _queued(self) -> list[Stage]:
-        """First come, first served."""
-        with self._database.read() as session:
-            queued = load_stages(session, StageState.QUEUED)
-        return sorted(queued, key=lambda s: (s.ready_at_ms or 0, s.run_seq, s.position))
-
-    def _say(self, stage: Stage, reason: str) -> bool:
-        """Tell why a stage stands where it stands. Never counts as a change."""
-        if stage.reason != reason:
+    def _say(self, reasons: Mapping[Stage, str]) -> bool:
+        """Tell why stages stand where they stand. Never counts as a change."""
+        news = {stage: reason for stage, reason in reasons.items() if stage.reason != reason}
+        if news:
             with self._database.write() as session:
-                row = session.get(Stage, stage.id)
-                if row is not None and row.version == stage.version:
-                    row.reason = reason
+                for stage, reason in news.items():
+                    session.execute(
+                        update(Stage)
+                        .where(Stage.id == stage.id, Stage.version == stage.version)
+                        .values(reason=reason, version=stage.version + 1)
+                    )
         return False
 
     def _write(self, seen: Attempt, change: Callable[[Session, Attempt], None]) -> bool:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from sqlalchemy import ColumnElement, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from octad.control.tables import Attempt, Run, Stage
-from octad.spec.states import AttemptState, StageState
+from octad.spec.states import AttemptState
 
 
-def load_runs(session: Session, wanted: ColumnElement[bool]) -> list[Run]:
-    """The runs that a condition on `Run` picks, oldest first."""
-    runs = list(session.scalars(select(Run).where(wanted).order_by(Run.seq)))
+def load_runs(session: Session, wanted: ColumnElement[bool], *, has_spec: bool = True) -> list[Run]:
+    """The runs that a condition on `Run` picks, oldest first; without their `spec`, which is large,
+    where nobody asks for it.
+    """
+    query = select(Run).where(wanted).order_by(Run.seq)
+    if not has_spec:
+        query = query.options(defer(Run.spec, raiseload=True))
+    runs = list(session.scalars(query))
     for run in runs:
         for stage in run.stages:
             assert stage.run is run  # found in the session without a query, and kept
             for attempt in stage.attempts:
                 assert attempt.stage is stage
     return runs
-
-
-def load_stages(session: Session, state: StageState) -> list[Stage]:
-    """All stages in a state, with their runs."""
-    runs = load_runs(session, Run.seq.in_(select(Stage.run_seq).where(Stage.state == state)))
-    return [stage for run in runs for stage in run.stages if stage.state is state]
 
 
 def load_attempts(

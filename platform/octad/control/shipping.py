@@ -139,8 +139,11 @@ class Shipper:
         return self._tracker
 
     def _open_runs(self) -> list[Run]:
+        """Those of which the tracker may have something to learn."""
+        has_begun = Run.stages.any(Stage.attempts.any())
+        is_new = Run.tracked_id.is_(None) | (Run.state != Run.shipped_state)
         with self._database.read() as session:
-            return load_runs(session, Run.is_shipped.is_(False))
+            return load_runs(session, Run.is_shipped.is_(False) & (is_new | has_begun))
 
 
 class _Shipment:

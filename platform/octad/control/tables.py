@@ -137,6 +137,23 @@ class Stage(Base):
         """What is asked of it."""
         return StageSpec.parse(self.spec)
 
+    # What is looked at again and again, without parsing it all.
+
+    @property
+    def cards(self) -> int:
+        """How many cards it gets."""
+        return int(self.spec["cards"])
+
+    @property
+    def cluster(self) -> str | None:
+        """The only cluster it may go to, or None for any."""
+        return self.spec["cluster"] or None
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """Input name to `stage.artefact`."""
+        return dict(self.spec["needs"])
+
 
 class Attempt(Base):
     """One life of a stage on one cluster.

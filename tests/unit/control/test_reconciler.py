@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from octad.control.tables import Event, Stage
 from octad.errors import CapacityError, ConfigError, ConflictError, NotFoundError
@@ -392,6 +394,31 @@ def test_a_stage_that_cannot_be_sent_is_held_and_says_so(
     assert len(tries) <= 4
     world.tick(80)
     assert world.accepted() == [f"{run}-one-1"]
+
+
+def test_a_long_queue_is_told_in_one_write_and_not_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for cards in (16, 8):
+        world.submit(world.spec("one", cards=cards))
+    world.tick(2)
+    runs = [world.submit(world.spec("one")).id for _ in range(20)]
+    world.tick()
+    assert len({world.stage(run, "one").reason for run in runs}) == 1
+    writes = []
+    write = world.database.write
+
+    def counted() -> AbstractContextManager[Session]:
+        writes.append(1)
+        return write()
+
+    monkeypatch.setattr(world.database, "write", counted)
+    world.tick(4)
+    assert writes == []
+    monkeypatch.setattr("octad.control.placement._listed", lambda _: "others")
+    world.tick()
+    assert len(writes) == 1
+    assert "held by others" in world.stage(runs[-1], "one").reason
 
 
 def test_two_runs_whose_names_run_together_get_different_ids(world: World) -> None:

@@ -214,6 +214,18 @@ def test_a_run_that_cannot_be_shipped_keeps_no_other(
     assert shipper.failure == "a bug in octad: ZeroDivisionError: of ours"
 
 
+def test_a_run_that_waits_is_told_once(world: World, memory: Memory, shipper: Shipper) -> None:
+    run = world.submit(world.spec("one", cards=16)).id
+    waits = world.submit(world.spec("one", cards=16)).id
+    world.tick()
+    shipper.tick()
+    assert {run, waits} <= set(memory.runs)
+    assert [row.id for row in shipper._open_runs()] == [run]
+    world.runs.cancel(waits)
+    shipper.tick()
+    assert memory.outcomes[f"t-{waits}"][-1] == "KILLED"
+
+
 def test_outcomes_follow_what_happened_and_a_resumed_run_is_open_again(
     world: World, memory: Memory, shipper: Shipper
 ) -> None:
