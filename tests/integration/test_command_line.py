@@ -72,6 +72,13 @@ def test_up_use_down(octad: Octad, home: Home) -> None:
     assert not home.endpoint.exists()
 
 
+@pytest.mark.parametrize("wrong", ["host=0.0.0.0", "storage.url=ftp://x"])
+def test_a_set_up_that_cannot_be_leaves_the_one_before(octad: Octad, wrong: str) -> None:
+    assert octad("up", *EMPTY).returncode == 0
+    assert octad("up", *EMPTY, wrong).returncode == 2
+    assert octad("runs").returncode == 0
+
+
 def test_files_are_private(octad: Octad, home: Home) -> None:
     octad("up", *EMPTY)
     for path in (home.root, home.token, home.endpoint, home.logs):

@@ -158,7 +158,7 @@ def _sweep(
         except OctadError as error:
             worst = error
             result["error"] = error.to_wire()
-            say(f"octad: {swept}: {clean(str(error))}")
+            say(f"octad: {f'{swept}: ' if swept else ''}{clean(str(error))}")
         results.append(result)
     if wire is not None and follow_it:
         worst = _follow_all(wire, results) or worst

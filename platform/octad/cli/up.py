@@ -12,7 +12,7 @@ from octad.cli.fleet import fleet_table
 from octad.cli.options import AsJson, Conf, Overrides
 from octad.cli.output import emit
 from octad.client.connect import connect
-from octad.client.start import prepare
+from octad.client.start import kept, prepare
 from octad.errors import ConfigError
 from octad.spec.home import Home
 
@@ -37,7 +37,10 @@ def command(
                 where="overrides",
                 hint="unset OCTAD_URL, or leave the overrides out",
             )
-        prepare(Home.of(os.environ), overrides or [], conf)
+        home = Home.of(os.environ)
+        with kept(home):
+            prepare(home, overrides or [], conf)
+            connect()
     view = bring_up(connect(), timeout_s=timeout_s)
     if as_json:
         emit(view)

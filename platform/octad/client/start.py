@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -95,6 +96,22 @@ def prepare(home: Home, overrides: Sequence[str] = (), conf: Path | None = None)
         _check_empty(home, Wire(Address(str(running["url"]), token)))
         _ask_to_leave(home, str(running["url"]), token)
     _write(home.config, spec.model_dump_json(indent=2))
+
+
+@contextmanager
+def kept(home: Home) -> Iterator[None]:
+    """Put back how the control plane was set up, if inside this it turns out that the new set-up
+    cannot be.
+    """
+    before = home.config.read_text() if home.config.exists() else None
+    try:
+        yield
+    except (ConfigError, PortError, StorageError):
+        if before is None:
+            home.config.unlink(missing_ok=True)
+        else:
+            _write(home.config, before)
+        raise
 
 
 def command(home: Home) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from octad.compose.hydra_session import composed
-from octad.compose.overrides import parse_single
+from octad.compose.overrides import bounded, parse_single
 from octad.compose.runs import run_of
 from octad.compose.values import plain
 from octad.errors import ConfigError
@@ -43,6 +43,7 @@ class _Place(Spec):
     tracker: TrackerSpec | None = None
 
 
+@bounded()
 def compose_job(kind: str, overrides: Sequence[str]) -> HandJob:
     """The stage of this kind that these overrides describe.
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,15 @@ class Override:
     typed: str
     choices: tuple[str, ...] = ()
     is_text: bool = False
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Refuse what is nested more deeply than Python's stack holds."""
+    try:
+        yield
+    except RecursionError:
+        raise ConfigError("a value is nested too deeply") from None
 
 
 def quoted(text: str) -> str:
@@ -96,6 +106,7 @@ def parse_single(overrides: Iterable[str]) -> list[Override]:
     return parsed
 
 
+@bounded()
 def sweep(overrides: Sequence[str]) -> list[list[str]]:
     """Every combination of the values that the overrides name, the last one changing fastest.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from octad.compose.hydra_session import composed
-from octad.compose.overrides import parse_single
+from octad.compose.overrides import bounded, parse_single
 from octad.compose.values import plain
 from octad.errors import ConfigError
 from octad.ports.registry import load
@@ -37,6 +37,7 @@ class _Code(Spec):
     path: str | None = None
 
 
+@bounded()
 def compose_run(overrides: Sequence[str], conf: Path | None = None) -> RunSpec:
     """The run that these overrides describe.
 

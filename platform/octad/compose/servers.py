@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from octad.compose.hydra_session import composed
-from octad.compose.overrides import parse_single
+from octad.compose.overrides import bounded, parse_single
 from octad.compose.values import plain
 from octad.errors import ConfigError
 from octad.ports.registry import load
@@ -21,6 +21,7 @@ from octad.spec.server import ServerSpec
 _COMMON = ("kind", "card")
 
 
+@bounded()
 def compose_server(overrides: Sequence[str], home: Home, conf: Path | None = None) -> ServerSpec:
     """The control plane that these overrides describe.
 

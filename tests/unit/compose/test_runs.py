@@ -51,6 +51,14 @@ def test_values_groups_and_blocks_can_be_overridden() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "text", ["[" * 300 + "1" + "]" * 300, "{a: " * 300 + "1" + "}" * 300, "[" * 3000]
+)
+def test_what_is_nested_too_deeply_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="too deeply"):
+        compose_run([f"vars.x={text}"])
+
+
 def test_a_shared_block_can_be_changed_for_one_stage() -> None:
     plain = stage(compose_run(["model.depth=3"]), "pretrain").settings["model"]
     spec = compose_run(["pretrain.model.depth=4", "model.width=64"])
