@@ -10,8 +10,6 @@ from octad.client.wire import Wire
 from octad.errors import UnreachableError
 
 _POLL_S = 0.3
-# How long a cluster that says why it is down is tried again.
-_FAILING_S = 90.0
 
 
 def bring_up(wire: Wire, *, timeout_s: float = 300.0) -> Json:
@@ -39,14 +37,6 @@ def bring_up(wire: Wire, *, timeout_s: float = 300.0) -> Json:
             )
         time.sleep(_POLL_S)
         view = wire.json("GET", "/api/fleet")
-
-
-def _not_up(cluster: Json) -> UnreachableError:
-    return UnreachableError(
-        f"could not be brought up: {clean(cluster['reason']) or cluster['state']}",
-        where=f"cluster {cluster['name']}",
-        hint="see 'octad fleet' and 'octad doctor'",
-    )
 
 
 def _tell(view: Json, seen: dict[str, str]) -> None:
