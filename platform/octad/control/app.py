@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 import octad
 from octad.control.auth import Guard
@@ -28,6 +29,7 @@ def build_app(services: Services, token: str) -> FastAPI:
     app.add_exception_handler(OctadError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(ClientDisconnect, _on_leave)
     app.add_exception_handler(Exception, _on_bug)
     app.add_middleware(Guard, token=token)
     return app
@@ -57,6 +59,12 @@ async def _on_http(request: Request, error: Exception) -> Response:
         return answer(NotFoundError("no such page", where=request.url.path[:200]))
     refused = ConfigError(str(error.detail), where=request.url.path[:200])
     return answer(refused, error.status_code)
+
+
+async def _on_leave(request: Request, _error: Exception) -> Response:
+    """Whoever called has gone before all was said: a laptop that was closed, for one."""
+    log.info("%s %s was broken off", request.method, request.url.path)
+    return Response(status_code=400)
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:

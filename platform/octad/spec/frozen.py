@@ -13,6 +13,9 @@ from pydantic_core import ErrorDetails
 from octad.errors import ConfigError
 
 
+_MOST_SHOWN = 200
+
+
 class Spec(BaseModel):
     """Immutable, strictly typed, closed to unknown keys."""
 
@@ -72,7 +75,9 @@ def _message(detail: ErrorDetails) -> str:
         return str(cause)
     text = detail["msg"].removeprefix("Input should be ")
     wanted = text if text == detail["msg"] else f"must be {text}"
-    return f"{wanted}, not {detail['input']!r}"
+    given = repr(detail["input"])
+    shown = given if len(given) <= _MOST_SHOWN else f"{given[:_MOST_SHOWN]}…"
+    return f"{wanted}, not {shown}"
 
 
 def _keys_at(spec: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
 from octad.control import blobs, routes
@@ -247,6 +248,20 @@ def test_a_bug_is_told_as_one_and_without_a_traceback(
     assert answer.status_code == 500
     assert "ZeroDivisionError" in answer.json()["error"]["what"]
     assert "secret" not in answer.text
+
+
+def test_a_caller_that_leaves_is_no_bug(
+    client: TestClient,
+    plane: ControlPlane,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def left(*_args: object) -> bool:
+        raise ClientDisconnect
+
+    monkeypatch.setattr(plane.services.blobs, "put", left)
+    assert client.put(f"/api/blobs/{'a' * 64}", content=b"x").status_code == 400
+    assert [r for r in caplog.records if r.levelname == "ERROR"] == []
 
 
 def test_the_limits_are_what_the_docs_say() -> None:

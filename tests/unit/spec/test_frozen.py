@@ -48,6 +48,12 @@ def test_a_wrong_value_names_its_path(raw: dict[str, object], where: str, what: 
     assert "\n" not in str(caught.value)
 
 
+def test_a_long_value_is_not_told_whole() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Stage.parse({"steps": "x" * 10_000})
+    assert len(caught.value.what) < 300
+
+
 def test_several_troubles_are_counted() -> None:
     with pytest.raises(ConfigError, match="and 1 more"):
         Stage.parse({"steps": "x", "optimizer": {"lr": 0}})
