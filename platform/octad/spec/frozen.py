@@ -12,7 +12,6 @@ from pydantic_core import ErrorDetails
 
 from octad.errors import ConfigError
 
-
 _MOST_SHOWN = 200
 
 
