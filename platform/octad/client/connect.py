@@ -7,11 +7,18 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from octad import __version__
-from octad.client.endpoint import answering, check_version, read_endpoint, read_token
+from octad.client.endpoint import (
+    answering,
+    check_version,
+    checked_token,
+    read_endpoint,
+    read_token,
+)
 from octad.client.wire import Address, Wire
-from octad.errors import AccessError, UnreachableError
+from octad.errors import AccessError, ConfigError, UnreachableError
 from octad.spec.home import Home, expanded
 
 
@@ -30,9 +37,11 @@ def connect(
         UnreachableError: None answers.
         ConflictError: It speaks another version.
         AccessError: OCTAD_URL is set, but no token.
+        ConfigError: OCTAD_URL is no address.
     """
     url = environ.get("OCTAD_URL", "").rstrip("/")
     if url:
+        _check_url(url)
         wire = Wire(Address(url, _remote_token(environ)), patience_s=patience_s)
         check_version(wire)
         return wire
@@ -78,12 +87,26 @@ def _revived(home: Home) -> Address:
     return local_address(home)
 
 
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_good = False
+    if not is_good or not parts.path.isascii() or not url.isprintable() or " " in url:
+        raise ConfigError(
+            f"{url!r} is no address of a control plane",
+            where="OCTAD_URL",
+            hint="it looks like https://octad.example:8470",
+        )
+
+
 def _remote_token(environ: Mapping[str, str]) -> str:
     token = environ.get("OCTAD_TOKEN", "").strip()
     named = environ.get("OCTAD_TOKEN_FILE", "")
     if not token and named:
         try:
-            token = expanded(Path(named)).read_text().strip()
+            token = expanded(Path(named)).read_text(errors="replace").strip()
         except OSError as error:
             raise AccessError(
                 f"cannot read the token ({error.strerror})", where=named, hint="OCTAD_TOKEN_FILE"
@@ -94,4 +117,4 @@ def _remote_token(environ: Mapping[str, str]) -> str:
             where=environ["OCTAD_URL"],
             hint="set OCTAD_TOKEN or OCTAD_TOKEN_FILE",
         )
-    return token
+    return checked_token(token, where="OCTAD_TOKEN" if environ.get("OCTAD_TOKEN") else named)

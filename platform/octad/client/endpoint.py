@@ -9,7 +9,7 @@ from typing import Any
 
 from octad import __version__
 from octad.client.wire import Address, Wire
-from octad.errors import ConflictError, OctadError, UnreachableError
+from octad.errors import AccessError, ConflictError, OctadError, UnreachableError
 from octad.spec.home import Home
 
 # Equal to octad.spec.server.API_VERSION (a test says so); that module costs too much to import here.
@@ -38,12 +38,27 @@ def read_endpoint(home: Home) -> dict[str, Any] | None:
 
 
 def read_token(home: Home) -> str:
-    """The token of a home, made if there is none."""
+    """The token of a home, made if there is none.
+
+    Raises:
+        AccessError: What is there is none.
+    """
     try:
-        token = home.token.read_text().strip()
+        token = home.token.read_text(errors="replace").strip()
     except FileNotFoundError:
         token = ""
-    return token or _make_token(home)
+    return checked_token(token or _make_token(home), where=str(home.token))
+
+
+def checked_token(text: str, *, where: str) -> str:
+    """`text`, if it can travel in a header.
+
+    Raises:
+        AccessError: It cannot.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    raise AccessError("what is there is no token", where=where)
 
 
 def check_version(wire: Wire) -> None:

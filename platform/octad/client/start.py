@@ -15,6 +15,7 @@ from octad.client.endpoint import answering, check_version, read_token
 from octad.client.wire import Address, Wire
 from octad.compose import compose_server
 from octad.errors import (
+    AccessError,
     ConfigError,
     ConflictError,
     OctadError,
@@ -31,7 +32,8 @@ _STOP_S = 30.0
 _GRACE_S = 1.0
 # A control plane that cannot start says why by its exit code.
 _KINDS: dict[int, type[OctadError]] = {
-    kind.exit_code: kind for kind in (ConfigError, ConflictError, StorageError, PortError)
+    kind.exit_code: kind
+    for kind in (AccessError, ConfigError, ConflictError, StorageError, PortError)
 }
 # Kept, because they are to outlive this process.
 _STARTED: list[subprocess.Popen[bytes]] = []

@@ -10,7 +10,7 @@ from octad.client.calls import Client
 from octad.client.connect import connect
 from octad.client.endpoint import API_VERSION
 from octad.client.wire import Address, Wire
-from octad.errors import AccessError, ConflictError, NotFoundError, UnreachableError
+from octad.errors import AccessError, ConfigError, ConflictError, NotFoundError, UnreachableError
 from octad.spec import server
 
 StandIn = Any
@@ -67,6 +67,27 @@ def test_a_token_in_a_file(
         connect()
     (tmp_path / "token").write_text("a-token\n")
     assert connect().json("GET", "/api/fleet")
+
+    (tmp_path / "token").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(AccessError, match="is no token"):
+        connect()
+
+
+@pytest.mark.parametrize("token", ["a\nb", "é", "\udcff", "a\x00b"])
+def test_what_cannot_be_a_token_is_never_sent(token: str) -> None:
+    environ = {"OCTAD_URL": "http://127.0.0.1:9", "OCTAD_TOKEN": token}
+    with pytest.raises(AccessError, match="OCTAD_TOKEN: what is there is no token"):
+        connect(environ)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["foo", "ftp://x", "http://[::1", "http://x:99999", "http://x:y", "http://:80", "http://a b",
+     "http://x\ny", "http://x/é"],
+)  # fmt: skip
+def test_what_cannot_be_an_address_is_one_line(url: str) -> None:
+    with pytest.raises(ConfigError, match="is no address"):
+        connect({"OCTAD_URL": url, "OCTAD_TOKEN": "x"})
 
 
 def test_proxies_are_never_used_for_this_machine(
