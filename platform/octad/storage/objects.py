@@ -245,15 +245,15 @@ class ObjectStore:
             StorageError: The store failed, or the local disk is full.
         """
         partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            with _translated(str(path)):
-                path.parent.mkdir(parents=True, exist_ok=True)
+        with _translated(str(path)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
                 with partial.open("wb") as out:
                     for chunk in self.chunks(key):
                         out.write(chunk)
                 partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+            finally:
+                partial.unlink(missing_ok=True)
 
     def local_path(self, key: str) -> Path | None:
         """Where the object lies as a local file, or None if the store is not a local folder."""
