@@ -175,10 +175,10 @@ def _sweep(store: ObjectStore, order: AttemptOrder) -> None:
     try:
         removed = lineage.sweep(store, order)
     except OctadError as error:
-        _LOG.warning("half-written checkpoints stay for now: %s", error)
+        _LOG.warning("what older attempts never finished stays for now: %s", error)
         return
     if removed:
-        _LOG.info("removed %s files of checkpoints that were never committed", removed)
+        _LOG.info("removed %s files that older attempts never finished", removed)
 
 
 def _said(error: OctadError) -> int:

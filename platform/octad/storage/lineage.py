@@ -214,7 +214,8 @@ def claim(
 
 
 def sweep(store: ObjectStore, order: AttemptOrder) -> int:
-    """Remove what older, fenced attempts wrote of checkpoints that they never committed.
+    """Remove what older, fenced attempts never finished: checkpoints without a commit, and
+    artefacts of attempts without a result.
 
     Call it after `claim`. Returns the number of objects removed.
     """
@@ -223,10 +224,12 @@ def sweep(store: ObjectStore, order: AttemptOrder) -> int:
     for attempt in _attempts(store, keys):
         if attempt >= order.attempt:
             continue
-        folder = keys.attempt(attempt).checkpoints
-        for name in store.folders(folder):
-            if store.size(f"{folder}{name}/{MANIFEST}") is None:
-                removed += store.delete_folder(f"{folder}{name}/")
+        older = keys.attempt(attempt)
+        for name in store.folders(older.checkpoints):
+            if store.size(f"{older.checkpoints}{name}/{MANIFEST}") is None:
+                removed += store.delete_folder(f"{older.checkpoints}{name}/")
+        if store.size(older.result) is None:
+            removed += store.delete_folder(older.artefacts)
     return removed
 
 

@@ -119,6 +119,18 @@ def test_a_folder_without_a_manifest_is_no_commit_and_is_swept(store: ObjectStor
     assert len(list(store.walk(f"{going_on}/"))) == 1
 
 
+def test_sweep_removes_artefacts_of_attempts_without_a_result(store: ObjectStore) -> None:
+    for attempt in (1, 2, 3):
+        store.put(f"{KEYS.attempt(attempt).artefacts}corpus/train-00000.arrow", b"tokens")
+        store.put(KEYS.attempt(attempt).segment(0), b"")
+    store.put(KEYS.attempt(1).result, b"{}")
+    lineage.claim(store, order(store, 3))
+    assert lineage.sweep(store, order(store, 3)) == 1
+    left = [len(list(store.walk(KEYS.attempt(n).artefacts))) for n in (1, 2, 3)]
+    assert left == [1, 0, 1]
+    assert store.size(KEYS.attempt(2).segment(0)) == 0
+
+
 def _flip(path: Path, place: int) -> None:
     raw = bytearray(path.read_bytes())
     raw[place] ^= 1
