@@ -361,14 +361,6 @@ def _params(spec: StageSpec) -> dict[str, str]:
 
 def _manifest_tags(raw: bytes) -> dict[str, str]:
     try:
-        manifest = Manifest.model_validate_json(raw)
+        return Manifest.model_validate_json(raw).tags
     except ValidationError:
         return {}
-    layout = manifest.layout
-    return {
-        "content": manifest.content,
-        "tokens": str(manifest.tokens),
-        "layout": f"pp={layout.pp} dp_replicate={layout.dp_replicate} "
-        f"dp_shard={layout.dp_shard} tp={layout.tp}",
-        "model_digest": manifest.model_digest,
-    }

@@ -70,3 +70,15 @@ class Manifest(Spec):
     adapter: dict[str, object] | None = None
     files: tuple[StoredFile, ...]
     versions: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """What a tracker is told of it, besides where it lies."""
+        layout = self.layout
+        return {
+            "content": self.content,
+            "tokens": str(self.tokens),
+            "layout": f"pp={layout.pp} dp_replicate={layout.dp_replicate} "
+            f"dp_shard={layout.dp_shard} tp={layout.tp}",
+            "model_digest": self.model_digest,
+        }

@@ -18,12 +18,13 @@ from pydantic import Field
 from octad.errors import OctadError
 from octad.ports.registry import load
 from octad.ports.trackers import Outcome, Tracker
+from octad.spec.checkpoints import Manifest
 from octad.spec.frozen import Spec
 from octad.spec.keys import StageKeys
 from octad.spec.runs import RunSpec
-from octad.spec.stages import AttemptOrder, AttemptResult, MetricPoint
+from octad.spec.stages import AttemptOrder, AttemptResult, MetricPoint, Position
 from octad.storage import lineage
-from octad.storage.objects import ObjectStore
+from octad.storage.objects import ObjectStore, digest_of
 
 _LOG = logging.getLogger(__name__)
 _EVERY_S = 2.0
@@ -55,7 +56,7 @@ class Shipping:
         self._keys = StageKeys(order.run, order.stage.name)
         self._is_ending = threading.Event()
         self._tracked = ("", "")
-        self._told: set[str] = set()
+        self._told: set[Position] = set()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -138,25 +139,25 @@ class Shipping:
             self._tracked = (parent, stage)
         return self._tracked
 
-    def _ship_checkpoints(self, stage: str) -> None:
-        for commit in lineage.commits(self._store, self._keys, self._order.since):
-            if commit.digest in self._told:
+    def _ship_checkpoints(self, tracked: str) -> None:
+        stage = self._order.stage.name
+        for position in lineage.positions(self._store, self._keys, self._order.since):
+            keys = self._keys.attempt(position.attempt)
+            is_new = position not in self._told
+            raw = self._store.find(keys.manifest(position.step)) if is_new else None
+            if raw is None:
                 continue
-            manifest = lineage.read_manifest(self._store, commit.folder_key)
-            name = f"{self._order.stage.name}-step-{commit.position.step}"
-            self._tracker.log_checkpoint(
-                stage,
-                name,
-                {
-                    "octad.uri": self._store.url(commit.folder_key),
-                    "octad.step": str(commit.position.step),
-                    "octad.attempt": str(commit.position.attempt),
-                    "octad.tokens": str(manifest.tokens),
-                    "octad.digest": commit.digest,
-                    "octad.layout": manifest.layout.model_dump_json(),
-                },
-            )
-            self._told.add(commit.digest)
+            tags = {
+                "octad.run": self._order.run,
+                "octad.stage": stage,
+                "uri": self._store.url(keys.checkpoint(position.step)),
+                "step": str(position.step),
+                "attempt": str(position.attempt),
+                "digest": digest_of(raw),
+                **Manifest.parse(json.loads(raw)).tags,
+            }
+            self._tracker.log_checkpoint(tracked, f"{stage}-step-{position.step}", tags)
+            self._told.add(position)
 
 
 def shipping_of(order: AttemptOrder, spec: RunSpec) -> Shipping | None:

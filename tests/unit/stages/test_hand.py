@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.storage.test_lineage import commit
 
 from octad.errors import ConfigError, ConflictError, NotFoundError, UnreachableError
 from octad.spec.keys import StageKeys
@@ -16,7 +17,7 @@ from octad.spec.stages import AttemptOrder, AttemptResult, MetricPoint, StoreSpe
 from octad.stages._hand import order_by_hand
 from octad.stages._shipping import Shipping
 from octad.storage import lineage
-from octad.storage.objects import ObjectStore
+from octad.storage.objects import ObjectStore, digest_of
 
 
 @pytest.fixture
@@ -94,6 +95,7 @@ class FakeTracker:
         self.points: dict[str, list[MetricPoint]] = {}
         self.final: dict[str, dict[str, float]] = {}
         self.outcomes: dict[str, str] = {}
+        self.checkpoints: list[dict[str, str]] = []
 
     def _answer(self) -> None:
         if self.is_down:
@@ -117,7 +119,9 @@ class FakeTracker:
         self.final[tracked] = metrics
 
     def log_checkpoint(self, tracked: str, name: str, tags: dict[str, str]) -> str:
-        raise AssertionError("there is none")
+        self._answer()
+        self.checkpoints.append({"name": name, **tags})
+        return name
 
     def set_outcome(self, tracked: str, outcome: str) -> None:
         self._answer()
@@ -161,6 +165,22 @@ def test_every_step_is_told_once_over_attempts_and_outages(store: ObjectStore) -
     assert [int(point.metrics["loss"]) for point in told] == [1] * 6 + [2] * 4
     assert tracker.final == {"s-preprocess": {"loss": 2.0}}
     assert tracker.outcomes == {"s-preprocess": "FINISHED", "r-mine": "RUNNING"}
+
+
+def test_a_checkpoint_is_told_once_with_where_it_lies(store: ObjectStore) -> None:
+    tracker = FakeTracker()
+    order, spec = by_hand(store, "preprocess")
+    shipping = Shipping(tracker, order, spec, store)
+    keys = StageKeys("mine", "preprocess").attempt(1)
+    folder = commit(store, 1, 10)
+    store.put(keys.manifest(10), store.get(f"{folder}/manifest.json"))
+    shipping.ship()
+    shipping.ship()
+    (told,) = tracker.checkpoints
+    assert told["name"] == "preprocess-step-10"
+    assert told["uri"] == store.url(keys.checkpoint(10))
+    assert told["digest"] == digest_of(store.get(keys.manifest(10)))
+    assert (told["step"], told["tokens"]) == ("10", "10")
 
 
 def test_a_result_that_lacks_what_is_needed_is_not_enough(store: ObjectStore) -> None:
