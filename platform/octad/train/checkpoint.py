@@ -255,8 +255,9 @@ class Checkpointer:
             if raw is not None and token.encode() in raw:
                 return
             keys = [meta.key for meta in self._store.walk(f"{folder}/") if token in meta.key]
-            if raw is None:
-                keys.append(f"{folder}/{METADATA}")
+            index = f"{folder}/{METADATA}"
+            if token.encode() in (self._store.find(index) or b""):
+                keys.append(index)
             self._store.delete(keys)
         except OctadError as error:
             _LOG.warning("what is left of a failed save stays in %s: %s", folder, error)

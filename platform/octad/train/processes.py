@@ -5,9 +5,12 @@ The controller reads this module to send these functions: torch is imported on t
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import os
 import socket
+import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -23,6 +26,7 @@ COMMUNICATION: dict[CardKind, str] = {
 # The kind of card, in the environment of a job and of each of its processes.
 CARD_KIND = "OCTAD_CARD_KIND"
 _COLLECTIVE_LIMIT_S = 600
+_SIOCGIFADDR = 0x8915  # Linux: the address of a network interface
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,20 @@ def free_port() -> tuple[str, int]:
         return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
 
 
+def interface_to(address: str) -> str:
+    """The network interface by which this node reaches another, or "" if it cannot be known."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect((address, 9))  # sends nothing
+        own = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                asked = struct.pack("256s", name.encode())
+                raw = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, asked)
+                if socket.inet_ntoa(raw[20:24]) == own:
+                    return name
+    return ""
+
+
 def join_processes(meeting: Rendezvous) -> None:
     """Bring up torch and its process group."""
     import torch  # noqa: PLC0415
@@ -72,6 +90,10 @@ def join_processes(meeting: Rendezvous) -> None:
     os.environ["NODE_RANK"] = str(meeting.node_rank)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(meeting.rank), str(meeting.size)
     os.environ[CARD_KIND] = meeting.card
+    # Left alone, gloo listens where the host's name leads: on many machines, to themselves.
+    interface = interface_to(meeting.address)
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if meeting.card == "sim":
         torch.set_num_threads(1)
     else:

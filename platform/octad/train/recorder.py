@@ -19,7 +19,7 @@ from pathlib import Path
 
 from octad.errors import OctadError
 from octad.spec.keys import AttemptKeys
-from octad.spec.stages import Phase, Progress, StoreSpec
+from octad.spec.stages import MetricPoint, Phase, Progress, StoreSpec
 from octad.storage.objects import ObjectStore
 
 _LOG = logging.getLogger(__name__)
@@ -221,6 +221,16 @@ class Recorder:
                 self._is_dirty = True
             raise
         self._written_at_s = now_s
+
+
+def recorded(store: ObjectStore, keys: AttemptKeys, step: int) -> dict[str, float]:
+    """The metrics that an attempt has recorded of a step; empty if there are none."""
+    for segment in reversed(list(store.walk(keys.metrics))):
+        for line in store.get(segment.key).splitlines():
+            point = MetricPoint.parse(json.loads(line))
+            if point.step == step:
+                return {name: float(value) for name, value in point.metrics.items()}
+    return {}
 
 
 def _earlier_notes(store: ObjectStore, keys: AttemptKeys) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from octad.train.export import export
 from octad.train.loop import Loop
 from octad.train.mesh import Ranks, join
 from octad.train.parallelise import spread
-from octad.train.recorder import Recorder
+from octad.train.recorder import Recorder, recorded
 from octad.train.settings import TrainingJob, family_of
 
 
@@ -62,6 +62,11 @@ def checkpoint_key(order: AttemptOrder, position: Position) -> str:
     return (
         StageKeys(order.run, order.stage.name).attempt(position.attempt).checkpoint(position.step)
     )
+
+
+def _final(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Of a step's metrics, those that say how a stage ended."""
+    return {k: metrics[k] for k in ("loss", "tokens", "tokens_per_s") if k in metrics}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,9 @@ class _Stage:
         position = self.job.resume
         if start.step < self.training.steps:
             position = self._train(start)
+        elif position is not None and self.ranks.is_first:
+            keys = StageKeys(self.order.run, self.order.stage.name).attempt(position.attempt)
+            self.metrics = _final(recorded(self.store, keys, position.step))
         assert position is not None
         artefacts = [artefact_of(self.order.store, self.order, position)]
         if self.job.tokenizer is not None:
@@ -125,18 +133,32 @@ class _Stage:
         if self.job.resume is None:
             return _Start()
         state = states.full(model, optimizer, adapter=self.is_adapter)
-        manifest = load(self.order.store, checkpoint_key(self.order, self.job.resume), state)
+        key = checkpoint_key(self.order, self.job.resume)
+        manifest = load(self.order.store, key, state)
         states.restore(model, optimizer, state, adapter=self.is_adapter)
-        return self._continued(manifest)
+        return self._continued(manifest, self.store.url(key))
 
-    def _continued(self, manifest: Manifest) -> _Start:
-        if manifest.data is None or manifest.data.fingerprint != self.dataset.fingerprint:
+    def _continued(self, manifest: Manifest, where: str) -> _Start:
+        data, start = manifest.data, self.job.start
+        if data is None or data.fingerprint != self.dataset.fingerprint:
             raise CheckpointError(
                 "the checkpoint was made on other data",
-                where=str(self.job.resume),
+                where=where,
                 hint="resume from the stage that made the data",
             )
-        return _Start(manifest.position.step, manifest.tokens, manifest.data.samples)
+        if data.seed != self.order.seed:
+            raise CheckpointError(
+                f"the checkpoint was made with seed {data.seed}, not {self.order.seed}",
+                where=where,
+                hint="set the seed back, or begin a new run",
+            )
+        if self.is_adapter and (manifest.base and manifest.base.digest) != (start and start.digest):
+            raise CheckpointError(
+                "the adapter was made for other weights than it would go on with",
+                where=where,
+                hint="begin a new run",
+            )
+        return _Start(manifest.position.step, manifest.tokens, data.samples)
 
     def _train(self, start: _Start) -> Position:
         checkpointer = self._checkpointer()
@@ -157,7 +179,7 @@ class _Stage:
                 self._record_samples(step, indices)
             if self.recorder is not None:
                 self.recorder.step(step, metrics)
-            self.metrics = {k: metrics[k] for k in ("loss", "tokens", "tokens_per_s")}
+            self.metrics = _final(metrics)
             if step % self.training.checkpoint_every == 0 or step == self.training.steps:
                 samples = start.samples + (step - start.step) * self.training.global_batch
                 checkpointer.save(

@@ -225,6 +225,33 @@ def test_of_two_writers_at_one_step_one_wins_and_its_files_are_whole(spec: Store
     assert len(files(spec)) == 3
 
 
+def test_a_writer_that_loses_takes_nothing_from_one_that_has_yet_to_commit(
+    spec: StoreSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_lost = threading.Event()
+    create = ObjectStore.create
+
+    def waits(self: ObjectStore, key: str, data: bytes) -> bool:
+        if key.endswith("manifest.json"):
+            assert has_lost.wait(30)
+        is_made = create(self, key, data)
+        if key.endswith(".metadata") and is_made:
+            has_index.set()
+        return is_made
+
+    has_index = threading.Event()
+    monkeypatch.setattr(ObjectStore, "create", waits)
+    winner, loser = checkpointer(spec), checkpointer(spec)
+    winner.save(10, state(1), tokens=0, data=None)
+    assert has_index.wait(30)
+    loser.save(10, state(2), tokens=0, data=None)
+    with pytest.raises(FencedError):
+        loser.finish()
+    has_lost.set()
+    winner.finish()
+    lineage.verify(ObjectStore(spec), KEYS.attempt(1).checkpoint(10))
+
+
 def test_a_lost_answer_is_not_a_lost_commit(
     spec: StoreSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
