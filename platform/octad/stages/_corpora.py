@@ -5,6 +5,7 @@ Every decision is made here from the survey, so that the result is the same on a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,8 +48,9 @@ from octad.stages._spread import Spread
 from octad.storage.artefacts import seal_folder
 from octad.storage.objects import digest_of
 
-_SURVEY_BYTES = 512 * 1024  # of parts that one task looks into
-_MAX_SURVEY_PARTS = 256
+# What one task looks into at least; more where there would be too many tasks, as each of them
+# lists the whole source first.
+_SURVEY_BYTES, _SURVEY_PARTS, _MAX_SURVEYS = 512 * 1024, 256, 1024
 _NUM_NAMED = 3
 
 Outcome = tuple[tuple[Artefact, ...], dict[str, float]]
@@ -140,12 +142,15 @@ def _surveyed(
 
 def _grouped(parts: Sequence[str], sizes: Mapping[str, int]) -> list[tuple[str, ...]]:
     groups: list[tuple[str, ...]] = []
+    whole = sum(sizes[part] for part in parts)
+    most_bytes = max(_SURVEY_BYTES, math.ceil(whole / _MAX_SURVEYS))
+    most_parts = max(_SURVEY_PARTS, math.ceil(len(parts) / _MAX_SURVEYS))
     group: list[str] = []
     total = 0
     for part in parts:
         group.append(part)
         total += sizes[part]
-        if total >= _SURVEY_BYTES or len(group) == _MAX_SURVEY_PARTS:
+        if total >= most_bytes or len(group) == most_parts:
             groups.append(tuple(group))
             group, total = [], 0
     return [*groups, tuple(group)] if group else groups

@@ -123,10 +123,11 @@ def check_line_ends(command: Sequence[str]) -> None:
     """
     for word in command:
         path = Path(word)
-        if len(word) > 1024 or not path.is_file():
-            continue
-        with path.open("rb") as opened:
-            start = opened.read(1 << 16)
+        start = b""
+        with suppress(OSError):  # what cannot be read is for the program to complain of
+            if len(word) <= 1024 and path.is_file():
+                with path.open("rb") as opened:
+                    start = opened.read(1 << 16)
         is_script = path.suffix in {".sh", ".bash"} or start.startswith(b"#!")
         place = start.find(b"\r\n")
         if is_script and place >= 0:

@@ -53,6 +53,12 @@ def test_the_held_out_share_is_one_of_bytes() -> None:
     assert held / sum(s.num_bytes for s in surveys) == pytest.approx(0.1, abs=0.01)
 
 
+def test_very_many_small_parts_are_grouped_in_no_time() -> None:
+    surveys = [part(f"part-{i}", 2) for i in range(30_000)]
+    plans = shard_plans(surveys, border(surveys, 0.1))
+    assert sum(len(plan.parts) for plan in plans) == 30_000
+
+
 def test_a_file_of_records_is_split_inside() -> None:
     records = part("r.jsonl", lowest=0.001, highest=0.99)
     cut = border([records], 0.2)

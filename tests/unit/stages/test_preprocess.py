@@ -24,7 +24,7 @@ from octad.spec.layouts import Layout
 from octad.spec.stages import AttemptOrder, StageSpec, StoreSpec
 from octad.stages import preprocess
 from octad.stages._attempt import Attempt
-from octad.stages._corpora import prepare
+from octad.stages._corpora import _grouped, prepare
 from octad.stages._spread import Progress, R, Spread, T, in_turn
 from octad.storage import ObjectStore
 
@@ -302,3 +302,13 @@ def test_laptops_and_tasks_import_only_what_they_need(module: str, heavy: set[st
         text=True,
     )
     assert not heavy & set(told.stdout.split())
+
+
+@pytest.mark.parametrize(("number", "num_bytes"), [(10, 1), (400_000, 10), (40_000, 10_000_000)])
+def test_a_large_corpus_is_surveyed_by_a_bounded_number_of_tasks(
+    number: int, num_bytes: int
+) -> None:
+    sizes = {f"{i:06d}": num_bytes for i in range(number)}
+    groups = _grouped(list(sizes), sizes)
+    assert [part for group in groups for part in group] == list(sizes)
+    assert len(groups) <= 1024

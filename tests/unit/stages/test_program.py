@@ -13,6 +13,7 @@ import pytest
 from tests.unit.stages.conftest import LIMIT_S, Bench, until
 
 from octad.spec.stages import MetricPoint
+from octad.stages._script import check_line_ends
 from octad.storage import artefacts
 
 ALL_KINDS_OF_CHILDREN = """
@@ -149,6 +150,16 @@ def test_a_script_with_windows_line_ends_is_named(bench: Bench) -> None:
     code, log = bench.run({"entrypoint": ["./run.sh"]})
     assert code == 2
     assert "octad: ./run.sh:2: Windows line ends (CR LF)" in log
+
+
+def test_a_file_that_octad_cannot_read_is_the_programs_own_affair(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object) -> object:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refused)
+    check_line_ends([sys.executable, __file__])
 
 
 def test_a_promised_output_must_be_there(bench: Bench) -> None:
