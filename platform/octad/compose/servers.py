@@ -47,7 +47,7 @@ def compose_server(overrides: Sequence[str], home: Home, conf: Path | None = Non
     storage = config.get("storage")
     if isinstance(storage, dict) and not storage.get("url"):
         storage = {**storage, "url": home.store.absolute().as_uri()}
-    return ServerSpec.parse(
+    spec = ServerSpec.parse(
         {
             **config,
             "storage": storage,
@@ -55,6 +55,8 @@ def compose_server(overrides: Sequence[str], home: Home, conf: Path | None = Non
             "fleet": {"clusters": specs},
         }
     )
+    load("octad.trackers", spec.tracker.kind, where="tracker.kind")
+    return spec
 
 
 def _cluster(name: str, raw: Any) -> ClusterSpec:

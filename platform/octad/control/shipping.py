@@ -80,12 +80,13 @@ class Shipper:
         self._tracker: Tracker | None = None
         self._tracker_url = ""
         self._tagged: dict[int, tuple[str, ...]] = {}
+        self._unusable = ""
         self._late: dict[int, Late] = {}
 
     @property
     def failure(self) -> str:
         """Why some run is not shipped yet; empty if nothing is in the way."""
-        return next((late.reason for late in self._late.values()), "")
+        return self._unusable or next((late.reason for late in self._late.values()), "")
 
     @property
     def url(self) -> str:
@@ -110,7 +111,12 @@ class Shipper:
         open_runs = self._open_runs() if self._url() or self._spec.kind == "none" else []
         if not open_runs:
             return
-        tracker = self._ready_tracker()
+        try:
+            tracker = self._ready_tracker()
+        except OctadError as error:
+            self._unusable = str(error)
+            return
+        self._unusable = ""
         for run in open_runs:
             late = self._late.get(run.seq)
             if late is not None and self._clock.s() < late.until_s:

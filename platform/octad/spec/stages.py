@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from octad.spec.artefacts import Artefact
 from octad.spec.frozen import Spec
 from octad.spec.layouts import Layout
 from octad.spec.names import Name
 
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.username or parts.password:
+        raise ValueError("must hold no password: credentials come from the environment")
+    return url
+
+
 StageKind = str
+# Of places: they are shown to everybody, in messages and lists of processes too.
+Url = Annotated[str, AfterValidator(_without_password)]
 Phase = Literal["starting", "loading", "working", "saving", "done"]
 
 
@@ -48,7 +59,7 @@ class StoreSpec(Spec):
             Credentials come from the environment of the process.
     """
 
-    url: str
+    url: Url
     options: dict[str, str] = Field(default_factory=dict)
 
 
@@ -56,7 +67,7 @@ class TrackerSpec(Spec):
     """Where runs are tracked, for a job that ships for itself; None in a job of a control plane."""
 
     kind: Name
-    url: str = ""
+    url: Url = ""
 
 
 class AttemptOrder(Spec):

@@ -250,8 +250,12 @@ def build(url: str) -> MlflowTracker:
     Raises:
         ConfigError: There is none.
     """
-    if not url:
-        raise ConfigError("the address of MLflow is needed", where="tracker.url")
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"the address of MLflow is needed, not {url!r}",
+            where="tracker.url",
+            hint="it looks like http://tracker.example:5000",
+        )
     return MlflowTracker(url)
 
 

@@ -50,6 +50,9 @@ def test_what_is_typed_counts(home: Home) -> None:
         ("prot=1", "prot", "'port'"),
         ("port=99999", "port", ""),
         ("storage=s3", "storage.url", ""),
+        ("storage.url=s3://key:secret@bucket", "storage.url", ""),
+        ("tracker.url=http://me:secret@host", "tracker.url", ""),
+        ("tracker.kind=mlfow", "tracker.kind", "'mlflow'"),
     ],
 )
 def test_mistakes_are_refused(home: Home, override: str, where: str, hint: str) -> None:
@@ -57,3 +60,4 @@ def test_mistakes_are_refused(home: Home, override: str, where: str, hint: str) 
         compose_server([override], home)
     assert caught.value.where == where
     assert hint in caught.value.hint
+    assert "secret" not in str(caught.value)

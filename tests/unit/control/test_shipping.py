@@ -214,6 +214,16 @@ def test_a_run_that_cannot_be_shipped_keeps_no_other(
     assert shipper.failure == "a bug in octad: ZeroDivisionError: of ours"
 
 
+def test_a_tracker_that_cannot_be_is_told(world: World) -> None:
+    world.submit()
+    spec = TrackerSpec(kind="mlflow")
+    shipper = Shipper(
+        world.database, world.store, spec, url=lambda: "no address", clock=world.clock
+    )
+    shipper.tick()
+    assert "the address of MLflow is needed" in shipper.failure
+
+
 def test_a_run_that_waits_is_told_once(world: World, memory: Memory, shipper: Shipper) -> None:
     run = world.submit(world.spec("one", cards=16)).id
     waits = world.submit(world.spec("one", cards=16)).id

@@ -5,6 +5,7 @@ import os
 import pytest
 from mlflow.utils.validation import _validate_metric_name
 
+from octad.errors import ConfigError
 from octad.spec.flat import flattened
 from octad.trackers.mlflow import MOST_PARAM, _key, build, shortened
 
@@ -32,6 +33,12 @@ def test_what_is_cut_says_so_and_fits() -> None:
 )
 def test_any_name_becomes_one_that_mlflow_takes(name: str) -> None:
     _validate_metric_name(_key(name))
+
+
+@pytest.mark.parametrize("url", ["", "mlruns", "sqlite:///here", "host:5000"])
+def test_what_is_no_server_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="the address of MLflow is needed"):
+        build(url)
 
 
 @pytest.mark.parametrize(
