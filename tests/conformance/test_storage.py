@@ -200,6 +200,27 @@ def test_an_unknown_scheme_is_refused() -> None:
         ObjectStore(StoreSpec(url="ftp://x"))
 
 
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("memory:///", {}),
+        ("file:relative", {}),
+        ("file://relative/x", {}),
+        ("file:///a?b", {}),
+        ("s3://octad/x?y=1", {}),
+        ("s3://octad/x#y", {}),
+        ("s3://", {}),
+        ("s3://octad/a//b", {}),
+        ("s3://octad/x", {"timeout": "soon"}),
+        ("s3://octad/x", {"max_retries": "-1"}),
+        ("s3://octad/x", {"retry_timeout_s": "-1"}),
+    ],
+)
+def test_a_store_that_cannot_be_is_a_users_mistake(url: str, options: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="storage"):
+        ObjectStore(StoreSpec(url=url, options={"region": "x"} | options if options else {}))
+
+
 @pytest.mark.parametrize("option", ["secret_access_key", "regoin"])
 def test_an_option_that_is_unknown_or_a_secret_is_refused(option: str) -> None:
     with pytest.raises(ConfigError, match="no option") as caught:

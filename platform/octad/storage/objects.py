@@ -39,7 +39,7 @@ from octad.spec.stages import StoreSpec
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
-SCHEMES = ("file", "s3", "gs", "az", "memory")
+SCHEMES = ("file", "s3", "gs", "az")
 # Each part, up or down, is a request with a time limit of its own: the cards of a node share one
 # line, and eight of them with a few parts each under way must get each part through in time.
 _PART_BYTES = 8 * 1024 * 1024
@@ -73,21 +73,23 @@ class ObjectStore:
     """Objects under one URL. Keys are relative, with `/` between parts and none in front."""
 
     def __init__(self, spec: StoreSpec) -> None:
-        scheme = urlparse(spec.url).scheme
-        if scheme not in SCHEMES:
-            raise ConfigError(
-                f"cannot store at {spec.url!r}",
-                where="storage.url",
-                hint=f"use a URL with one of: {', '.join(SCHEMES)}",
-            )
+        scheme = _checked_scheme(spec.url)
         self.spec = spec
         self._root: Path | None = None
         arguments = _arguments(scheme, spec.options)
         if scheme == "file":
             self._root = Path(unquote(urlparse(spec.url).path))
-            arguments |= {"mkdir": True, "automatic_cleanup": True}
-        with _translated(spec.url):
+            with _translated(spec.url):
+                self._store = from_url(spec.url, mkdir=True, automatic_cleanup=True)
+            return
+        try:
             self._store = from_url(spec.url, **arguments)
+        except (BaseError, ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"cannot be used: {_line(error)}",
+                where=f"storage {spec.url}",
+                hint="check storage.url, storage.options and the credentials in the environment",
+            ) from None
 
     def url(self, key: str) -> str:
         """The full URL of a key."""
@@ -269,6 +271,28 @@ def digest_of(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
+def _checked_scheme(url: str) -> str:
+    """The scheme of a store's URL.
+
+    Raises:
+        ConfigError: There is no such store, or the URL has parts that no store has.
+    """
+    parts = urlparse(url)
+    if parts.scheme not in SCHEMES:
+        raise ConfigError(
+            f"cannot store at {url!r}",
+            where="storage.url",
+            hint=f"use a URL with one of: {', '.join(SCHEMES)}",
+        )
+    if parts.query or parts.fragment:
+        raise ConfigError(f"{url!r} has a '?' or '#', which no store has", where="storage.url")
+    if parts.scheme == "file" and not url.startswith("file:///"):
+        raise ConfigError(
+            f"{url!r} is not a whole path", where="storage.url", hint="use file:///folder"
+        )
+    return parts.scheme
+
+
 def _arguments(scheme: str, options: Mapping[str, str]) -> dict[str, Any]:
     """What the client of a store is made with.
 
@@ -276,7 +300,7 @@ def _arguments(scheme: str, options: Mapping[str, str]) -> dict[str, Any]:
         ConfigError: There is no such option.
     """
     own = _STORE_OPTIONS.get(scheme, ())
-    remote = scheme not in {"file", "memory"}
+    remote = scheme != "file"
     known = (*own, *_CLIENT_OPTIONS, *_RETRY_OPTIONS) if remote else ()
     for name in options:
         if name not in known:
