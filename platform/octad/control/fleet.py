@@ -64,6 +64,7 @@ class _Member:
     wanted: Wanted
     view: ClusterView | None = None
     doing: ClusterState | None = None
+    is_acting: bool = False
     failure: str = ""
     tries: int = 0
     retry_at_s: float = 0.0
@@ -204,7 +205,7 @@ class Fleet:
             self._changed()
 
     def _act(self, member: _Member, doing: ClusterState | None, action: Callable[[], None]) -> None:
-        member.doing = doing
+        member.doing, member.is_acting = doing, True
         if doing:
             self._changed()
         try:
@@ -218,7 +219,7 @@ class Fleet:
         else:
             member.failure, member.tries, member.retry_at_s = "", 0, 0.0
         finally:
-            member.doing = None
+            member.doing, member.is_acting = None, False
 
     # --- what is wanted -------------------------------------------------------------------------
 
@@ -230,6 +231,15 @@ class Fleet:
             member.wanted = wanted
             member.retry_at_s, member.tries, member.failure = 0.0, 0, ""
             member.wake.set()
+            if wanted == "down" and member.is_acting:
+                threading.Thread(target=self._cut_short, args=(member,), daemon=True).start()
+
+    def _cut_short(self, member: _Member) -> None:
+        """End a start that is under way, which may take minutes; the next look does the rest."""
+        try:
+            member.provider.stop()
+        except OctadError as error:
+            log.info("cluster %s: %s", member.spec.name, error)
 
     def _done_down(self, member: _Member) -> None:
         """What was ended once stays as it is found: some clusters are not ours to end."""

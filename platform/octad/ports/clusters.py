@@ -106,7 +106,7 @@ class Provider(Protocol):
         """
 
     def stop(self) -> None:
-        """End what `start` made, and nothing else; idempotent."""
+        """End what `start` made, and nothing else; idempotent, and may be called while it runs."""
 
     def observe(self) -> ClusterView:
         """The cluster as it is now; never raises for one that does not answer."""

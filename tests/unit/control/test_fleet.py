@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from octad.control.fleet import Fleet, Seen, step
-from octad.errors import ConfigError
+from octad.errors import ConfigError, UnreachableError
 from octad.spec.clusters import CardSpec, ClusterSpec, FleetSpec
 from octad.spec.home import Home
 
@@ -92,6 +93,35 @@ def test_a_cluster_that_does_not_start_says_why_and_is_tried_again(
         fleet.tick("gamma")
         assert fleet.views()[0].reason == view.reason  # not before its time
         world.clock.pass_by(60)
+
+
+def test_a_start_is_cut_short_by_the_wish_to_end(
+    make: Callable[..., Fleet], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = make()
+    provider = fleet.provider("gamma")
+    assert provider is not None
+    has_begun, is_stopped = threading.Event(), threading.Event()
+
+    def start() -> None:
+        has_begun.set()
+        assert is_stopped.wait(20)
+        raise UnreachableError("it was stopped while it started")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(provider, "start", start)
+        patched.setattr(provider, "stop", is_stopped.set)
+        fleet.up()
+        look = threading.Thread(target=fleet.tick, args=("gamma",))
+        look.start()
+        assert has_begun.wait(20)
+        fleet.down()
+        look.join(20)
+        assert not look.is_alive()
+    world.clock.pass_by(60)
+    fleet.tick("gamma")
+    assert fleet.wait_down(0)
+    assert fleet.views()[0].state == "down"
 
 
 def test_an_unknown_kind_is_refused(make: Callable[..., Fleet]) -> None:
