@@ -1,6 +1,7 @@
 """Make the pictures of the README with the project itself: needs a fleet that is up.
 
 Run: octad up && make pictures
+     python docs/pictures/make.py RUN RUN     only the comparison, of two runs that there are
 Submits two runs of the quickstart that differ in one value, draws the live view in the middle of
 the first, and has Debian's Chromium (apt-get install chromium) open MLflow's comparison of both.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 import time
@@ -52,7 +54,9 @@ def draw_terminal(run: str) -> None:
         time.sleep(0.5)
     console = Console(record=True, width=112, file=io.StringIO())
     console.print(live.render(view, round(time.time() * 1000)))
-    console.save_svg(str(HERE / "terminal.svg"), title="octad submit --follow")
+    drawn = console.export_svg(title="octad submit --follow")
+    # Fonts from elsewhere would be fetched by whoever looks; every reader has one of his own.
+    (HERE / "terminal.svg").write_text(re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL))
 
 
 def draw_comparison(runs: list[Any]) -> None:
@@ -66,16 +70,21 @@ def draw_comparison(runs: list[Any]) -> None:
             executable_path="/usr/bin/chromium",
             args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
         )
-        page = browser.new_page(viewport={"width": 1280, "height": 1000})
+        page = browser.new_page(viewport={"width": 1280, "height": 1600})
         page.goto(url)
-        page.get_by_text(COMPARED[1]).first.wait_for(timeout=60_000)
-        page.wait_for_load_state("networkidle")
+        for value in COMPARED:
+            page.get_by_text(value).first.wait_for(timeout=60_000)
+        for switch in page.get_by_text("Show diff only").all():
+            switch.click()
         page.screenshot(path=str(HERE / "mlflow-compare.png"))
         browser.close()
 
 
 def main() -> None:
-    """Make both pictures."""
+    """Make both pictures, or only the comparison of the runs that are named."""
+    if sys.argv[1:]:
+        draw_comparison([shown(run) for run in sys.argv[1:]])
+        return
     ids: list[str] = []
     for rate in RATES:
         change = f"pretrain.optimizer.lr={rate}"
