@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from octad.errors import PortError
 from octad.spec.home import Home
 
 Octad = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -154,3 +156,13 @@ def test_a_run_that_can_never_fit_is_refused(octad: Octad) -> None:
 def test_down_without_a_home_starts_nothing(octad: Octad, home: Home) -> None:
     assert octad("down").returncode == 0
     assert not home.root.exists()
+
+
+def test_a_port_in_use_is_one_line_and_another_one_works(octad: Octad) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = octad("up", f"port={port}", *EMPTY)
+        assert done.returncode == PortError.exit_code
+        assert f"port {port} is in use" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert octad("up", f"port={port}", *EMPTY).returncode == 0
