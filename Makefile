@@ -28,7 +28,8 @@ demo: $(READY)
 	$(BIN)/octad demo
 
 test: $(READY)
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/pytest -m 'not ray and not slow' --numprocesses 2
+	$(BIN)/pytest -m 'ray or slow'
 
 check: $(READY)
 	$(BIN)/ruff check .
