@@ -19,13 +19,26 @@ API_VERSION = 1
 def answering(home: Home, token: str) -> dict[str, Any] | None:
     """The recorded endpoint of a home, if a control plane answers there."""
     endpoint = read_endpoint(home)
-    if endpoint is None:
+    if endpoint is None or not _is_alive(endpoint.get("pid")):
         return None
     try:
         health = Wire(Address(endpoint["url"], token), patience_s=0).json("GET", "/api/health")
     except OctadError:
         return None
     return {**endpoint, "version": health.get("version"), "api": health.get("api")}
+
+
+def _is_alive(pid: Any) -> bool:
+    """Whether the recorded process is there: where it is not, another may listen in its place."""
+    if not isinstance(pid, int):
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def read_endpoint(home: Home) -> dict[str, Any] | None:

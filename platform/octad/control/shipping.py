@@ -254,6 +254,10 @@ class _Shipment:
     ) -> None:
         """Closed segments in order. A step that was shipped once is not shipped again: after a
         restart it is redone, and comes out the same.
+
+        What is about to be sent is written down first. If this process dies before it knows the
+        outcome, the same points are sent again, which the tracker takes as one, even if a newer
+        attempt has passed them by meanwhile: its own would be a second point of the same step.
         """
         limit = _limit(attempt.number, fences)
         segment, shipped = attempt.next_segment, stage.shipped_step
@@ -261,14 +265,23 @@ class _Shipment:
             fresh = [
                 point
                 for point in parsed_points(raw)
-                if point.step > shipped and (limit is None or point.step <= limit)
+                if point.step > shipped
+                and (limit is None or point.step <= max(limit, attempt.sent_step))
             ]
             if fresh:
+                newest = max(point.step for point in fresh)
+                self._intend(attempt, newest)
                 self._tracker.log_points(tracked, fresh)
-                shipped = max(point.step for point in fresh)
+                shipped = newest
             segment += 1
             self._move_cursor(stage, attempt, segment, shipped)
         stage.shipped_step = shipped
+
+    def _intend(self, attempt: Attempt, step: int) -> None:
+        with self._database.write() as session:
+            row = session.get(Attempt, attempt.id)
+            assert row is not None
+            row.sent_step = attempt.sent_step = step
 
     def _move_cursor(self, stage: Stage, attempt: Attempt, segment: int, shipped: int) -> None:
         with self._database.write() as session:

@@ -166,6 +166,7 @@ class Attempt(Base):
         is_log_kept: Its log lies in the store, or there is none to be had.
         is_settled: Both: nothing is left to do for it.
         next_segment: The first metric segment that the tracker has not got.
+        sent_step: The last step that was sent to the tracker, or was about to be.
     """
 
     __tablename__ = "attempts"
@@ -189,6 +190,7 @@ class Attempt(Base):
     is_log_kept: Mapped[bool] = mapped_column(default=False)
     is_settled: Mapped[bool] = mapped_column(default=False, index=True)
     next_segment: Mapped[int] = mapped_column(default=0)
+    sent_step: Mapped[int] = mapped_column(default=0)
     version: Mapped[int] = mapped_column(Integer)
 
     stage: Mapped[Stage] = relationship(back_populates="attempts")

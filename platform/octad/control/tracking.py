@@ -97,7 +97,8 @@ class TrackingServer:
         if self._process() is None:
             self._end_orphans()
             self._start()
-        self._is_up = self._answers()
+        # One that is not ours may answer where ours could not listen.
+        self._is_up = self._answers() and self._process() is not None
 
     # --- the process --------------------------------------------------------------------------
 

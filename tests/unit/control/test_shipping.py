@@ -28,8 +28,10 @@ class Memory:
 
     def __init__(self) -> None:
         self.is_away = False
+        self.loses_reply = False
         self.runs: dict[str, dict[str, str]] = {}
         self.points: dict[str, list[int]] = defaultdict(list)
+        self.known: list[tuple[str, MetricPoint]] = []
         self.finals: dict[str, dict[str, float]] = defaultdict(dict)
         self.models: dict[str, list[str]] = defaultdict(list)
         self.outcomes: dict[str, list[str]] = defaultdict(list)
@@ -56,7 +58,13 @@ class Memory:
 
     def log_points(self, tracked: str, points: Sequence[MetricPoint]) -> None:
         self._reached()
-        self.points[tracked] += [point.step for point in points]
+        for point in points:
+            if (tracked, point) not in self.known:  # the same point twice is one point
+                self.known.append((tracked, point))
+                self.points[tracked].append(point.step)
+        if self.loses_reply:
+            self.loses_reply = False
+            raise UnreachableError("no reply")
 
     def log_final(self, tracked: str, metrics: dict[str, float]) -> None:
         self._reached()
@@ -105,7 +113,7 @@ def new_shipper(world: World) -> Shipper:
 
 def segment(world: World, run: str, attempt: int, number: int, steps: Sequence[int]) -> None:
     """A closed segment, as a job's recorder leaves it."""
-    points = [MetricPoint(step=s, time_ms=s, metrics={"loss": 1.0}) for s in steps]
+    points = [MetricPoint(step=s, time_ms=1000 * attempt + s, metrics={"loss": 1.0}) for s in steps]
     data = "".join(f"{p.model_dump_json()}\n" for p in points)
     world.store.put(StageKeys(run, "one").attempt(attempt).segment(number), data.encode())
 
@@ -164,6 +172,28 @@ def test_metrics_come_in_order_and_a_redone_step_is_not_doubled(
     assert memory.points[tracked] == [1, 2, 3, 4, 5, 6, 7]
     assert memory.models[tracked] == ["one-step-4", "one-step-7"]
     assert memory.runs[tracked]["octad.submissions"] == "r1-one-1 r1-one-2"
+
+
+def test_what_was_sent_without_a_reply_is_not_doubled_by_the_next_attempt(
+    world: World, memory: Memory, shipper: Shipper
+) -> None:
+    run = world.submit(run="r1").id
+    world.tick()
+    claim(world, run, 1, None)
+    segment(world, run, 1, 0, [1, 2, 3])
+    commit(world, run, 1, 2)
+    shipper.tick()
+    segment(world, run, 1, 1, [4, 5])
+    memory.loses_reply = True
+    shipper.tick()
+    world.cluster_of("r1-one-1").end("r1-one-1", "FAILED")
+    world.tick(20)
+    claim(world, run, 2, Position(attempt=1, step=2))
+    segment(world, run, 2, 0, [3, 4, 5, 6])
+    for _ in range(3):
+        world.clock.pass_by(60)
+        shipper.tick()
+    assert memory.points["t-r1/one"] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_tracker_that_is_away_slows_nothing_and_all_arrives_in_the_end(

@@ -183,6 +183,7 @@ def upgrade() -> None:
         sa.Column("is_log_kept", sa.Boolean(), nullable=False),
         sa.Column("is_settled", sa.Boolean(), nullable=False),
         sa.Column("next_segment", sa.Integer(), nullable=False),
+        sa.Column("sent_step", sa.Integer(), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.ForeignKeyConstraint(
             ["stage_id"], ["stages.id"], name=op.f("fk_attempts_stage_id_stages")
