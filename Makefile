@@ -28,7 +28,7 @@ demo: $(READY)
 	$(BIN)/octad demo
 
 test: $(READY)
-	$(BIN)/pytest -m 'not ray and not slow' --numprocesses 2
+	$(BIN)/pytest -m 'not ray and not slow' --numprocesses 2 --dist loadfile
 	$(BIN)/pytest -m 'ray or slow'
 
 check: $(READY)
