@@ -5,8 +5,10 @@ class Settings(Spec): ...                         sizes; `vocab` None means "as 
 def check(settings, layout, where) -> None        refuse a mesh that does not divide (ConfigError)
 def layers(settings) -> tuple[str, ...]           linear layers that an adapter can be put on
 def init_std(settings, name) -> float | None      how a parameter starts; None: norms 1, biases 0
-def build(settings) -> torch.nn.Module            on the current default device; what lies in a
-                                                  ModuleList is sharded piece by piece
+def build(settings) -> torch.nn.Module            on the current default device; its forward takes
+                                                  int64 ids B S and `segments` (B S or None)
+def blocks(model) -> list[nn.Module]              what is sharded and recomputed piece by piece
+def split(model, part, parts) -> None             keep one of several runs of blocks, in place
 def parallelise(model, tp) -> None                tensor parallel over one mesh axis, in place
 def to_hf(settings, state) / config_hf(settings)  weights and config in Hugging Face's naming
 """

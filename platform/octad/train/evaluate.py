@@ -84,7 +84,7 @@ def _loaded(
     load(job.order.store, store.key(weights.checkpoint.uri), states.weights(model, adapter=False))
     if weights.adapter is not None:
         load(job.order.store, store.key(weights.adapter.uri), states.weights(model, adapter=True))
-    return model.eval(), int(settings.context)
+    return model.whole.eval(), int(settings.context)
 
 
 @torch.no_grad()

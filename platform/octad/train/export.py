@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
-from torch import nn
 
 from octad.spec.artefacts import Artefact
 from octad.storage.artefacts import publish_folder
 from octad.storage.objects import ObjectStore
 from octad.train import states
 from octad.train.mesh import Ranks
+from octad.train.parallelise import Model
 
 
 def export(  # noqa: PLR0913  where from, and where to
-    model: nn.Module,
+    model: Model,
     family: Any,
     settings: Any,
     ranks: Ranks,

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from octad.errors import StageError
 from octad.train import optimizers
+from octad.train.data_parallel import last_of_step
 from octad.train.loss import IGNORE, split_vocabulary, summed_loss
 from octad.train.mesh import Ranks
 from octad.train.meters import StepMeter
-from octad.train.parallelise import last_of_step
+from octad.train.parallelise import Model
 from octad.train.settings import Training
 
 
@@ -30,8 +31,8 @@ class Loop:
     """
 
     ranks: Ranks
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
+    model: Model
+    optimizers: Sequence[torch.optim.Optimizer]
     training: Training
     after_step: Callable[[int, dict[str, float], Any], None]
     blocked_s: Callable[[], float]
@@ -62,8 +63,9 @@ class Loop:
     def _step(self, step: int, samples: Tensor) -> tuple[dict[str, float], int]:
         """One optimizer step on this rank's share of the global batch."""
         targets = samples[:, 1:]
-        tp, parts = self.ranks.layout.tp, self.ranks.layout.data_parallel
-        (counted,) = optimizers.summed((targets != IGNORE).sum() / tp)
+        layout = self.ranks.layout
+        tp, parts = layout.tp, layout.data_parallel
+        (counted,) = optimizers.summed((targets != IGNORE).sum() / (tp * layout.pp))
         loss_sum = self._backward(samples, scale=parts / counted)
         grads = optimizers.gradients(self.model)
         loss, squared = optimizers.summed(loss_sum / (counted * tp), optimizers.squared_norm(grads))
@@ -76,10 +78,11 @@ class Loop:
             )
         lr = optimizers.rate(self.training.optimizer, step, self.training.steps)
         optimizers.clip(grads, norm, self.training.optimizer.clip_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         return {"loss": loss, "lr": lr, "grad_norm": norm}, round(counted)
 
     def _backward(self, samples: Tensor, *, scale: float) -> Tensor:
@@ -88,12 +91,13 @@ class Loop:
         FSDP takes the mean over data-parallel parts: `scale` undoes that, and divides by the
         number of tokens that count in the whole global batch.
         """
+        model = self.model.whole
         micro_batches = samples.split(self.training.micro_batch or len(samples))
         total = torch.zeros((), device=self.ranks.device)
         for number, micro in enumerate(micro_batches, start=1):
-            last_of_step(self.model, is_last=number == len(micro_batches))
+            last_of_step(model, is_last=number == len(micro_batches))
             micro = micro.to(self.ranks.device, non_blocking=True)  # noqa: PLW2901
-            logits = self.model(micro[:, :-1])
+            logits = model(micro[:, :-1])
             with split_vocabulary(logits):
                 loss = summed_loss(logits, micro[:, 1:])
                 (loss * scale).backward()

@@ -22,6 +22,7 @@ class Ranks:
         layout: The resolved layout.
         data: The mesh that shards weights: one axis, or two with replicas outside.
         tp: The tensor-parallel axis, None where it is 1.
+        pp: The pipeline axis, None where it is 1.
         data_rank: Which part of a global batch is this process's.
     """
 
@@ -29,6 +30,7 @@ class Ranks:
     layout: Layout
     data: DeviceMesh
     tp: DeviceMesh | None
+    pp: DeviceMesh | None
     data_rank: int
 
     @property
@@ -47,28 +49,45 @@ class Ranks:
         return self.rank == 0
 
     @property
-    def is_tp_first(self) -> bool:
-        """One process of each tensor-parallel group: all of a group see the same samples."""
-        return self.rank % self.layout.tp == 0
+    def is_data_first(self) -> bool:
+        """One process of all that see the same samples: of a tensor-parallel and pipeline group."""
+        return self.rank % self.layout.tp == 0 and self.pp_rank == 0
+
+    @property
+    def pp_rank(self) -> int:
+        """Place in the pipeline."""
+        return 0 if self.pp is None else self.pp.get_local_rank()
+
+    @property
+    def pp_parts(self) -> tuple[int, ...]:
+        """Which parts of the model this process holds."""
+        return (self.pp_rank,)
+
+    @property
+    def num_pp_parts(self) -> int:
+        """Into how many parts the model is split."""
+        return self.layout.pp
 
 
 def join(layout: Layout) -> Ranks:
     """Build the mesh. The process group must be up, and every rank must call this.
 
-    Axes from the outside in: dp_replicate, dp_shard, tp; so a tp group is a run of neighbours,
+    Axes from the outside in: pp, dp_replicate, dp_shard, tp; so a tp group is a run of neighbours,
     which share a node.
     """
     assert layout.dp_shard != "fill"
     device = own_device()
-    shape = (layout.dp_replicate, layout.dp_shard, layout.tp)
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard", "tp"))
+    shape = (layout.pp, layout.dp_replicate, layout.dp_shard, layout.tp)
+    names = ("pp", "dp_replicate", "dp_shard", "tp")
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
     data = mesh["dp_replicate", "dp_shard"] if layout.dp_replicate > 1 else mesh["dp_shard"]
     return Ranks(
         device=device,
         layout=layout,
         data=data,
         tp=mesh["tp"] if layout.tp > 1 else None,
-        data_rank=dist.get_rank() // layout.tp,
+        pp=mesh["pp"] if layout.pp > 1 else None,
+        data_rank=dist.get_rank() // layout.tp % layout.data_parallel,
     )
 
 

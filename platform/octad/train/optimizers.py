@@ -9,14 +9,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from octad.train.parallelise import Model
 from octad.train.settings import Optimizer
 
 _CLIP_EPS = 1e-6
 
 
-def build(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
-    """AdamW over what is trained; vectors (norms, biases) do not decay."""
-    trained = [p for p in model.parameters() if p.requires_grad]
+def build(model: Model, settings: Optimizer) -> list[torch.optim.AdamW]:
+    """AdamW over what is trained, one for each part of the model."""
+    return [_adamw(part, settings) for part in model.parts]
+
+
+def _adamw(part: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
+    """Vectors (norms, biases) do not decay."""
+    trained = [p for p in part.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": settings.weight_decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
@@ -48,7 +54,7 @@ def _remaining(settings: Optimizer, done: float) -> float:
     return 1.0
 
 
-def gradients(model: nn.Module) -> list[DTensor]:
+def gradients(model: Model) -> list[DTensor]:
     """The gradients of this step, as they lie over the mesh."""
     found = [p.grad for p in model.parameters() if p.grad is not None]
     return [grad for grad in found if isinstance(grad, DTensor)]

@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from octad.train import data_parallel
 from octad.train.lora import INIT_STD, insert
 from octad.train.mesh import Ranks
 from octad.train.settings import Lora
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model as one process holds it.
+
+    Attributes:
+        parts: One; with pipeline parallelism the process's runs of blocks, in order. All go by
+            the names of the whole model.
+    """
+
+    parts: tuple[nn.Module, ...]
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Of all parts."""
+        for part in self.parts:
+            yield from part.parameters()
+
+    @property
+    def whole(self) -> nn.Module:
+        """The only part of a model that is not split over a pipeline."""
+        (part,) = self.parts
+        return part
 
 
 def spread(  # noqa: PLR0913
@@ -24,8 +50,8 @@ def spread(  # noqa: PLR0913
     lora: Lora | None = None,
     mixed: MixedPrecisionPolicy | None = None,
     reshard: bool = True,
-) -> nn.Module:
-    """A model over the mesh: tensor parallel first, then FSDP per block, then its weights.
+) -> Model:
+    """A model over the mesh: pipeline, then tensor parallel, then FSDP per block, then weights.
 
     No process ever holds more than its shards and one whole parameter.
 
@@ -38,20 +64,22 @@ def spread(  # noqa: PLR0913
         mixed: Number formats.
         reshard: Free gathered weights between forward and backward.
     """
-    with torch.device("meta"):
-        model: nn.Module = family.build(settings)
+    parts = []
+    for number in ranks.pp_parts:
+        with torch.device("meta"):
+            part: nn.Module = family.build(settings)
         if lora is not None:
-            insert(model, lora)
-    if ranks.tp is not None:
-        family.parallelise(model, ranks.tp)
-    kept: dict[str, Any] = {"mesh": ranks.data, "mp_policy": mixed or MixedPrecisionPolicy()}
-    for child in model.children():
-        for block in child if isinstance(child, nn.ModuleList) else ():
-            fully_shard(block, reshard_after_forward=reshard, **kept)
-    fully_shard(model, reshard_after_forward=False, **kept)
-    model.to_empty(device=ranks.device)
-    _initialise(model, family, settings, seed)
-    return model
+            insert(part, lora)
+        family.split(part, number, ranks.num_pp_parts)
+        if ranks.tp is not None:
+            family.parallelise(part, ranks.tp)
+        data_parallel.shard(
+            part, family.blocks(part), ranks, mixed=mixed or MixedPrecisionPolicy(), reshard=reshard
+        )
+        part.to_empty(device=ranks.device)
+        _initialise(part, family, settings, seed)
+        parts.append(part)
+    return Model(tuple(parts))
 
 
 def _initialise(model: nn.Module, family: Any, settings: Any, seed: int) -> None:
@@ -78,9 +106,3 @@ def _drawn(name: str, shape: tuple[int, ...], family: Any, settings: Any, seed: 
     key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)
     return torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
-
-
-def last_of_step(model: nn.Module, *, is_last: bool) -> None:
-    """Gradients are summed over the mesh only after the last micro-batch of a step."""
-    assert isinstance(model, FSDPModule)
-    model.set_requires_gradient_sync(is_last)

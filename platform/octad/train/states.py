@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -13,6 +13,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.optim import Optimizer
+
+from octad.train.parallelise import Model
 
 
 def _options(*, adapter: bool) -> StateDictOptions:
@@ -21,33 +24,37 @@ def _options(*, adapter: bool) -> StateDictOptions:
     )
 
 
-def full(model: nn.Module, optimizer: torch.optim.Optimizer, *, adapter: bool) -> dict[str, Any]:
+def full(model: Model, optimizers: Sequence[Optimizer], *, adapter: bool) -> dict[str, Any]:
     """All that is needed to go on. Of a model with adapters, only what they add."""
     options = _options(adapter=adapter)
-    return {
-        "model": get_model_state_dict(model, options=options),
-        "optimizer": get_optimizer_state_dict(model, optimizer, options=options),
-    }
+    state: dict[str, Any] = {"model": {}, "optimizer": {}}
+    for part, optimizer in zip(model.parts, optimizers, strict=True):
+        state["model"] |= get_model_state_dict(part, options=options)
+        state["optimizer"] |= get_optimizer_state_dict(part, optimizer, options=options)
+    return state
 
 
 def restore(
-    model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], *, adapter: bool
+    model: Model, optimizers: Sequence[Optimizer], state: dict[str, Any], *, adapter: bool
 ) -> None:
     """Put back what `full` gave."""
     options = _options(adapter=adapter)
-    set_model_state_dict(model, state["model"], options=options)
-    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
+    for part, optimizer in zip(model.parts, optimizers, strict=True):
+        names = get_model_state_dict(part, options=options).keys()
+        own = {name: state["model"][name] for name in names}
+        set_model_state_dict(part, own, options=options)
+        set_optimizer_state_dict(part, optimizer, state["optimizer"], options=options)
 
 
-def weights(model: nn.Module, *, adapter: bool) -> dict[str, Any]:
+def weights(model: Model, *, adapter: bool) -> dict[str, Any]:
     """The weights alone: of the adapters, or of everything but adapters. Shares their memory:
     what is loaded into it is in the model.
     """
-    state = get_model_state_dict(model)
+    state = {k: v for part in model.parts for k, v in get_model_state_dict(part).items()}
     return {"model": {k: v for k, v in state.items() if (".lora_" in k) == adapter}}
 
 
-def whole(model: nn.Module) -> dict[str, Tensor]:
+def whole(model: Model) -> dict[str, Tensor]:
     """All weights in host memory, on rank 0; empty elsewhere. Every rank must call this."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    return cast("dict[str, Tensor]", get_model_state_dict(model, options=options))
+    return cast("dict[str, Tensor]", get_model_state_dict(model.whole, options=options))

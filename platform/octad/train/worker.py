@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
-
 from octad.data.loader import Loader
 from octad.data.sampler import Order
 from octad.data.shards import TokenDataset
@@ -100,7 +97,7 @@ class _Stage:
             mixed=precision.policy(self.training.precision),
             reshard=self.training.reshard_after_forward,
         )
-        self.optimizer = optimizers.build(self.model, self.training.optimizer)
+        self.optimizers = optimizers.build(self.model, self.training.optimizer)
         self.metrics: dict[str, float] = {}
 
     @property
@@ -110,7 +107,7 @@ class _Stage:
 
     def run(self) -> dict[str, Any]:
         """Load, train, save, export."""
-        start = self._load(self.model, self.optimizer)
+        start = self._load()
         position = self.job.resume
         if start.step < self.training.steps:
             position = self._train(start)
@@ -123,19 +120,19 @@ class _Stage:
             artefacts += self._export(self.job.tokenizer)
         return {"artefacts": [a.plain() for a in artefacts], "metrics": self.metrics}
 
-    def _load(self, model: nn.Module, optimizer: Optimizer) -> _Start:
+    def _load(self) -> _Start:
         if self.job.start is not None and (self.is_adapter or self.job.resume is None):
             load(
                 self.order.store,
                 self.store.key(self.job.start.uri),
-                states.weights(model, adapter=False),
+                states.weights(self.model, adapter=False),
             )
         if self.job.resume is None:
             return _Start()
-        state = states.full(model, optimizer, adapter=self.is_adapter)
+        state = states.full(self.model, self.optimizers, adapter=self.is_adapter)
         key = checkpoint_key(self.order, self.job.resume)
         manifest = load(self.order.store, key, state)
-        states.restore(model, optimizer, state, adapter=self.is_adapter)
+        states.restore(self.model, self.optimizers, state, adapter=self.is_adapter)
         return self._continued(manifest, self.store.url(key))
 
     def _continued(self, manifest: Manifest, where: str) -> _Start:
@@ -175,7 +172,7 @@ class _Stage:
             self.recorder.phase("working")
 
         def after_step(step: int, metrics: dict[str, float], indices: Any) -> None:
-            if self.training.record_samples and self.ranks.is_tp_first:
+            if self.training.record_samples and self.ranks.is_data_first:
                 self._record_samples(step, indices)
             if self.recorder is not None:
                 self.recorder.step(step, metrics)
@@ -184,7 +181,7 @@ class _Stage:
                 samples = start.samples + (step - start.step) * self.training.global_batch
                 checkpointer.save(
                     step,
-                    states.full(self.model, self.optimizer, adapter=self.is_adapter),
+                    states.full(self.model, self.optimizers, adapter=self.is_adapter),
                     tokens=round(metrics["tokens"]),
                     data=DataPosition(
                         fingerprint=self.dataset.fingerprint,
@@ -196,7 +193,7 @@ class _Stage:
         loop = Loop(
             self.ranks,
             self.model,
-            self.optimizer,
+            self.optimizers,
             self.training,
             after_step,
             lambda: checkpointer.blocked_s,

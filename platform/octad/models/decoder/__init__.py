@@ -1,15 +1,17 @@
 """Decoders of GPT-2's and LLaMA's shape, chosen by settings. Fills `octad.ports.models`."""
 
-from octad.models.decoder.family import build, config_hf, parallelise, to_hf
+from octad.models.decoder.family import blocks, build, config_hf, parallelise, split, to_hf
 from octad.models.decoder.settings import Settings, check, init_std, layers
 
 __all__ = [
     "Settings",
+    "blocks",
     "build",
     "check",
     "config_hf",
     "init_std",
     "layers",
     "parallelise",
+    "split",
     "to_hf",
 ]

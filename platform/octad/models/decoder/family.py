@@ -19,6 +19,18 @@ def build(settings: Settings) -> nn.Module:
     return Decoder(settings)
 
 
+def blocks(model: Any) -> list[nn.Module]:
+    """The pieces that are sharded, checkpointed and compiled one by one, in order."""
+    return list(model.blocks.values())
+
+
+def split(model: Any, part: int, parts: int) -> None:
+    """Keep one of `parts` runs of blocks, in place, for pipeline parallelism."""
+    from octad.models.decoder import network  # noqa: PLC0415
+
+    network.split(model, part, parts)
+
+
 def parallelise(model: Any, tp: DeviceMesh) -> None:
     """Tensor and sequence parallelism over one mesh axis, in place."""
     from octad.models.decoder.sharding import shard  # noqa: PLC0415

@@ -42,8 +42,8 @@ class Attention(nn.Module):
         self.value = nn.Linear(width, kv_width, bias=settings.bias)
         self.out = nn.Linear(width, width, bias=settings.bias)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """B S W -> B S W."""
+    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+        """B S W -> B S W; `mask` (bool, B 1 S S) says what sees what, None is plain causal."""
         query, key, value = (
             layer(hidden).unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # B H S D
             for layer in (self.query, self.key, self.value)
@@ -52,7 +52,12 @@ class Attention(nn.Module):
             cos, sin = rotation(query.shape[2], self.head_width, self.rotary_base, query)
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         mixed = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=query.shape[1] != key.shape[1],
         )
         return self.out(mixed.transpose(1, 2).flatten(2))
 
@@ -94,9 +99,9 @@ class Block(nn.Module):
         self.mlp_norm = norm(settings)
         self.mlp = GeluMlp(settings) if settings.mlp == "gelu" else SwigluMlp(settings)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
         """B S W -> B S W."""
-        hidden = hidden + self.attention(self.attention_norm(hidden))
+        hidden = hidden + self.attention(self.attention_norm(hidden), mask=mask)
         return hidden + self.mlp(self.mlp_norm(hidden))
 
 
@@ -110,27 +115,69 @@ class Head(nn.Module):
             assert settings.vocab is not None
             self.weight = nn.Parameter(torch.empty(settings.vocab, settings.width))
 
-    def forward(self, hidden: Tensor, token: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, token: Tensor | None) -> Tensor:
         """B S W -> B S V; `token` is the embedding's table."""
-        return F.linear(hidden, token if self.weight is None else self.weight)
+        weight = token if self.weight is None else self.weight
+        assert weight is not None
+        return F.linear(hidden, weight)
 
 
 class Decoder(nn.Module):
-    """Token ids in, logits of the next token out."""
+    """Token ids in, logits of the next token out; or a part of it, features in or out.
+
+    Blocks go by their number in the whole model, so that a part has the names of the whole.
+    """
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
-        self.embedding = Embedding(settings)
-        self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.depth))
-        self.norm = norm(settings)
-        self.head = Head(settings)
+        self.embedding: Embedding | None = Embedding(settings)
+        self.blocks = nn.ModuleDict({str(n): Block(settings) for n in range(settings.depth)})
+        self.norm: nn.Module | None = norm(settings)
+        self.head: Head | None = Head(settings)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """int64 B S -> B S V."""
-        hidden = self.embedding(ids)
-        for block in self.blocks:
-            hidden = block(hidden)
-        return self.head(self.norm(hidden), self.embedding.token)
+    def forward(self, hidden: Tensor, segments: Tensor | None = None) -> Tensor:
+        """int64 B S, or features B S W -> B S V, or features.
+
+        Args:
+            hidden: Token ids; in a part without the embedding, what the part before gave.
+            segments: int64 B S, the number of the document that each token is of; tokens of one
+                see nothing of another. None: the whole sequence is one.
+        """
+        mask = None if segments is None else within_documents(segments)
+        if self.embedding is not None:
+            hidden = self.embedding(hidden)
+        for block in self.blocks.values():
+            hidden = block(hidden, mask=mask)
+        if self.norm is None or self.head is None:
+            return hidden
+        return self.head(
+            self.norm(hidden), None if self.embedding is None else self.embedding.token
+        )
+
+
+def split(model: Decoder, part: int, parts: int) -> None:
+    """Keep one of `parts` runs of blocks, in place; the first also embeds, the last also predicts.
+
+    The first runs are one block longer where the depth does not divide.
+    """
+    names = list(model.blocks)
+    size, longer = divmod(len(names), parts)
+    start = part * size + min(part, longer)
+    kept = set(names[start : start + size + (part < longer)])
+    for name in names:
+        if name not in kept:
+            del model.blocks[name]
+    if part > 0:
+        model.embedding = None
+    if part < parts - 1:
+        model.norm = model.head = None
+
+
+def within_documents(segments: Tensor) -> Tensor:
+    """What each token sees: itself and what is before it in its document. B S -> bool B 1 S S."""
+    length = segments.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
+    return ((segments[:, :, None] == segments[:, None, :]) & causal)[:, None]
 
 
 def norm(settings: Settings) -> nn.Module:

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from octad.models.decoder.network import Decoder
+from octad.models.decoder.network import Block, Decoder, SwigluMlp
 
 SEQUENCE = Shard(1)
 
@@ -80,12 +80,14 @@ def shard(model: Decoder, tp: DeviceMesh) -> None:
         "mlp.up": columns,
         "mlp.down": rows,
     }
-    for layer in model.blocks:
-        gate = {"mlp.gate": columns} if hasattr(layer.mlp, "gate") else {}
+    for layer in model.blocks.values():
+        assert isinstance(layer, Block)
+        gate = {"mlp.gate": columns} if isinstance(layer.mlp, SwigluMlp) else {}
         parallelize_module(layer, tp, {**block, **gate})
     outside = {
         "embedding": _Vocabulary(inputs=Replicate(), outputs=SEQUENCE),
         "norm": SequenceParallel(),
         "head": _Vocabulary(inputs=SEQUENCE, outputs=None),
     }
-    parallelize_module(model, tp, outside)
+    held = {name: style for name, style in outside.items() if getattr(model, name) is not None}
+    parallelize_module(model, tp, held)
