@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
@@ -50,6 +54,36 @@ def test_one_that_is_ended_while_it_starts_leaves_nothing_behind(
     monkeypatch.setattr(subprocess, "Popen", spawn)
     server.tick()
     assert not server.is_up
+
+
+class _Healthy(BaseHTTPRequestHandler):
+    """Somebody else's server, which answers as ours would."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_another_server_that_answers_on_the_port_is_not_taken_for_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path / "home")
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    with HTTPServer(("127.0.0.1", 0), _Healthy) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        server = TrackingServer(home, Clock())
+        home.mlflow.mkdir(parents=True)
+        record = {"pid": dead.pid, "created_at": 0.0, "port": other.server_port}
+        (home.mlflow / "server.json").write_text(json.dumps(record))
+        monkeypatch.setattr(server, "_start", lambda: None)
+        server.tick()
+        assert server._answers()
+        assert not server.is_up
+        other.shutdown()
 
 
 @pytest.mark.slow
