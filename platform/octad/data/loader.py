@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octad.data.sampler import Order
 from octad.errors import ConfigError
+
+# Indices are computed for about so many samples at once, as the order costs more by call than by
+# sample.
+_INDICES_AT_ONCE = 4096
 
 
 class Samples(Protocol):
     """What a loader needs of a dataset."""
 
-    def tokens(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def tokens(self, indices: NDArray[np.int64]) -> NDArray[Any]:
         """Samples by index, one a row."""
+        ...
+
+
+class Positions(Protocol):
+    """What a loader needs of an order."""
+
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Indices of the samples at these positions."""
         ...
 
 
@@ -29,14 +41,17 @@ class Batch:
     """What one rank takes at one step.
 
     Attributes:
-        tokens: int64, [samples of this rank, sequence + 1].
+        tokens: Unsigned integers as the dataset has them, [samples of this rank, sequence + 1].
         indices: Which samples these are.
         wait_s: Seconds the caller waited for it.
     """
 
-    tokens: NDArray[np.int64]
+    tokens: NDArray[Any]
     indices: NDArray[np.int64]
     wait_s: float
+
+
+_Read = tuple[NDArray[np.int64], NDArray[Any]]
 
 
 class Loader(Iterator[Batch]):
@@ -57,7 +72,7 @@ class Loader(Iterator[Batch]):
     def __init__(  # noqa: PLR0913 - a sampler and its place in the world
         self,
         dataset: Samples,
-        order: Order,
+        order: Positions,
         *,
         start: int = 0,
         global_batch: int,
@@ -78,8 +93,8 @@ class Loader(Iterator[Batch]):
         self._global_batch = global_batch
         self._share = global_batch // num_ranks
         self._offset = rank * self._share
-        self._next = start
-        self._ahead: deque[Future[tuple[NDArray[np.int64], NDArray[np.int64]]]] = deque()
+        self._batches = self._read(start)
+        self._ahead: deque[Future[_Read]] = deque()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="octad-loader")
         for _ in range(max(1, prefetch)):
             self._read_ahead()
@@ -104,10 +119,14 @@ class Loader(Iterator[Batch]):
         self._reader.shutdown(cancel_futures=True)
 
     def _read_ahead(self) -> None:
-        position = self._next + self._offset
-        self._next += self._global_batch
-        self._ahead.append(self._reader.submit(self._read, position))
+        self._ahead.append(self._reader.submit(next, self._batches))
 
-    def _read(self, position: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        indices = self._order.batch(position, self._share)
-        return indices, self._dataset.tokens(indices)
+    def _read(self, start: int) -> Iterator[_Read]:
+        """This rank's batches; runs in the thread."""
+        num_batches = max(1, _INDICES_AT_ONCE // self._share)
+        steps = np.arange(num_batches, dtype=np.int64)[:, None] * self._global_batch
+        places = steps + self._offset + np.arange(self._share, dtype=np.int64)
+        for first in itertools.count(start, num_batches * self._global_batch):
+            indices = self._order.at((first + places).ravel())
+            for batch in indices.reshape(num_batches, self._share):
+                yield batch, self._dataset.tokens(batch)

@@ -45,18 +45,20 @@ class Order:
         """
         if position < 0 or size < 0:
             raise ValueError(f"no batch of {size} at position {position}")
-        pieces: list[Indices] = []
-        end = position + size
-        while position < end:
-            epoch, start = divmod(position, self.num_samples)
-            stop = min(self.num_samples, start + end - position)
-            pieces.append(self._permuted(epoch, start, stop))
-            position += stop - start
-        return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+        return self.at(np.arange(position, position + size, dtype=np.int64))
 
-    def _permuted(self, epoch: int, start: int, stop: int) -> Indices:
+    def at(self, positions: Indices) -> Indices:
+        """Indices of the samples at any positions, one for each."""
+        epochs, places = np.divmod(positions, self.num_samples)
+        indices = np.empty_like(positions)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            indices[chosen] = self._permuted(int(epoch), places[chosen].astype(np.uint64))
+        return indices
+
+    def _permuted(self, epoch: int, words: _Words) -> Indices:
         keys = _keys(self.seed, epoch)
-        words = self._network(np.arange(start, stop, dtype=np.uint64), keys)
+        words = self._network(words, keys)
         # Walk on from what falls outside; each walk ends, as the network is a permutation.
         outside = np.flatnonzero(words >= self.num_samples)
         while outside.size:

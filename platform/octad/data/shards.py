@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -143,80 +142,118 @@ class ShardWriter:
 
 
 class TokenDataset:
-    """One split of a dataset as samples of `sequence + 1` tokens, memory-mapped.
+    """One split of a dataset, or of several, as samples of `sequence + 1` tokens, memory-mapped.
 
-    The shards make one stream of tokens. Sample i is what stands from i x sequence on, with the
-    first token of the next sample as its last target.
+    The shards of a dataset make one stream of tokens. Its sample i is what stands from
+    i x sequence on, with the first token of the next sample as its last target. Samples of the
+    next dataset follow; none holds tokens of two.
 
     Args:
-        folder: Holds `dataset.json` and the shards.
+        folders: Each holds `dataset.json` and its shards.
         split: `train` or `heldout`.
         sequence: Tokens of one sample.
 
+    Attributes:
+        num_samples: Of each dataset.
+        end_of_text: The id that follows every document.
+
     Raises:
-        DataError: A file is missing or damaged, or the split is shorter than one sample.
+        DataError: A file is missing or damaged, a split is shorter than one sample, or the
+            datasets were made with different tokenizers.
     """
 
-    def __init__(self, folder: Path, split: str, sequence: int) -> None:
-        raw, self.file = read_dataset_file(folder)
-        files = self.file.splits.get(split)
-        if files is None:
-            raise DataError(f"the dataset has no split {split!r}", where=str(folder))
+    def __init__(self, folders: Path | Sequence[Path], split: str, sequence: int) -> None:
+        folders = [folders] if isinstance(folders, Path) else folders
+        files = [read_dataset_file(folder) for folder in folders]
+        for folder, file in zip(folders, files, strict=True):
+            if file.tokenizer != files[0].tokenizer:
+                raise DataError(
+                    f"made with another tokenizer than {folders[0]}",
+                    where=str(folder),
+                    hint="mix datasets that one preprocess stage made",
+                )
         self.sequence = sequence
-        self.vocab = self.file.vocab
-        identity = hashlib.sha256(raw)
-        identity.update(f"|{split}|{sequence}".encode())
-        self.fingerprint = f"sha256:{identity.hexdigest()}"
-        self._pieces = [piece for shard in files.files for piece in _mapped(folder, shard)]
-        ends = np.cumsum([piece.size for piece in self._pieces], dtype=np.int64)
-        self._starts = [0, *map(int, ends)]
-        self._num_samples = max(0, (files.tokens - 1) // sequence)
-        if not self._num_samples:
-            raise DataError(
-                f"the {split} text has {files.tokens} tokens, but one sample takes {sequence + 1}",
-                where=str(folder),
-                hint="give more text, or make the sequence shorter",
-            )
+        self.vocab = files[0].vocab
+        self.end_of_text = files[0].end_of_text
+        streams = [
+            _opened(folder, file, split, sequence)
+            for folder, file in zip(folders, files, strict=True)
+        ]
+        self._pieces = [piece for stream in streams for piece in stream]
+        self._starts = _starts(piece.size for piece in self._pieces)
+        tokens = [sum(piece.size for piece in stream) for stream in streams]
+        self.num_samples = tuple((number - 1) // sequence for number in tokens)
+        self._first_tokens = _starts(tokens)
+        self._first_samples = _starts(self.num_samples)
+        self._dtype = np.result_type(*self._pieces)
 
     def __len__(self) -> int:
-        return self._num_samples
+        return sum(self.num_samples)
 
-    def tokens(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Samples by index: int64, [number of indices, sequence + 1]."""
-        out = np.empty((len(indices), self.sequence + 1), np.int64)
-        for row, index in zip(out, indices, strict=True):
-            if not 0 <= index < self._num_samples:
-                raise IndexError(f"no sample {index} of {self._num_samples}")
-            self._fill(row, int(index) * self.sequence)
-        return out
+    def tokens(self, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Samples by index: uint16 or uint32, as they are stored; [indices, sequence + 1]."""
+        outside = (indices < 0) | (indices >= len(self))
+        if outside.any():
+            raise IndexError(f"no sample {indices[outside][0]} of {len(self)}")
+        samples = np.empty((len(indices), self.sequence + 1), self._dtype)
+        if len(indices):
+            np.concatenate(self._views(indices), out=samples.reshape(-1))
+        return samples
 
-    def _fill(self, row: NDArray[np.int64], start: int) -> None:
-        filled = 0
-        number = bisect_right(self._starts, start) - 1
-        while filled < row.size:
-            begin = start + filled - self._starts[number]
-            taken = self._pieces[number][begin : begin + row.size - filled]
-            row[filled : filled + taken.size] = taken
-            filled += taken.size
-            number += 1
+    def _views(self, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """What makes up the samples, one after the other: a view each, more where pieces end."""
+        dataset = np.searchsorted(self._first_samples, indices, side="right") - 1
+        begins = (indices - self._first_samples[dataset]) * self.sequence
+        begins += self._first_tokens[dataset]
+        numbers = np.searchsorted(self._starts, begins, side="right") - 1
+        begins -= self._starts[numbers]
+        views = []
+        for number, begin in zip(numbers.tolist(), begins.tolist(), strict=True):
+            view = self._pieces[number][begin : begin + self.sequence + 1]
+            views.append(view)
+            missing = self.sequence + 1 - view.size
+            while missing:
+                number += 1  # noqa: PLW2901
+                view = self._pieces[number][:missing]
+                views.append(view)
+                missing -= view.size
+        return views
 
 
-def read_dataset_file(folder: Path) -> tuple[bytes, DatasetFile]:
-    """`dataset.json` of a folder, raw and parsed.
+def _starts(sizes: Iterable[int]) -> NDArray[np.int64]:
+    """Where each of several runs begins when they stand one after the other."""
+    return np.cumsum([0, *sizes], dtype=np.int64)[:-1]
+
+
+def read_dataset_file(folder: Path) -> DatasetFile:
+    """`dataset.json` of a folder.
 
     Raises:
         DataError: It is not there, or not one of ours.
     """
     path = folder / DATASET_FILE
     try:
-        raw = path.read_bytes()
-        return raw, DatasetFile.model_validate_json(raw)
+        return DatasetFile.model_validate_json(path.read_bytes())
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=str(path)) from None
     except ValidationError as error:
         raise DataError(
             f"not a dataset of this version: {error.errors()[0]['msg']}", where=str(path)
         ) from None
+
+
+def _opened(folder: Path, file: DatasetFile, split: str, sequence: int) -> list[NDArray[Any]]:
+    """The tokens of one split, in pieces that follow each other."""
+    files = file.splits.get(split)
+    if files is None:
+        raise DataError(f"the dataset has no split {split!r}", where=str(folder))
+    if files.tokens <= sequence:
+        raise DataError(
+            f"{split} has {files.tokens} tokens, but one sample takes {sequence + 1}",
+            where=str(folder),
+            hint="give more text, or make the sequence shorter",
+        )
+    return [piece for shard in files.files for piece in _mapped(folder, shard)]
 
 
 def _mapped(folder: Path, shard: Shard) -> list[NDArray[Any]]:

@@ -8,7 +8,7 @@ from typing import Literal
 from octad.ports.stages import Context
 from octad.spec.artefacts import Port
 from octad.spec.stages import StageSpec
-from octad.train.settings import Lora, Training, check_lora, check_training
+from octad.train.settings import Lora, Training, check_lora, check_training, dataset_ports
 from octad.train.stage import Outcome, train_stage
 
 
@@ -28,7 +28,7 @@ def takes(settings: Settings) -> Mapping[str, Port]:
     """Weights to start from, and the data."""
     return {
         "base": Port(type="checkpoint"),
-        "tuning": Port(type="dataset"),
+        **dataset_ports(settings, "tuning"),
         "tokenizer": Port(type="tokenizer"),
     }
 
@@ -59,7 +59,7 @@ class Finetune:
         return train_stage(
             context,
             self.settings,
-            dataset=context.input("tuning"),
+            datasets={name: context.input(name) for name in dataset_ports(self.settings, "tuning")},
             tokenizer=None if is_lora else context.input("tokenizer"),
             start=context.input("base"),
             lora=self.settings.lora if is_lora else None,

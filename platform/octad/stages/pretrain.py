@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from octad.ports.stages import Context
 from octad.spec.artefacts import Port
 from octad.spec.stages import StageSpec
-from octad.train.settings import Training, check_training
+from octad.train.settings import Training, check_training, dataset_ports
 from octad.train.stage import Outcome, train_stage
 
 
@@ -18,7 +18,7 @@ class Settings(Training):
 def takes(settings: Settings) -> Mapping[str, Port]:
     """A corpus and its tokenizer; perhaps weights to start from."""
     return {
-        "corpus": Port(type="dataset"),
+        **dataset_ports(settings, "corpus"),
         "tokenizer": Port(type="tokenizer"),
         "base": Port(type="checkpoint", is_required=False),
     }
@@ -46,7 +46,7 @@ class Pretrain:
         return train_stage(
             context,
             self.settings,
-            dataset=context.input("corpus"),
+            datasets={name: context.input(name) for name in dataset_ports(self.settings, "corpus")},
             tokenizer=context.input("tokenizer"),
             start=inputs.get("base"),
         )

@@ -15,7 +15,7 @@ from octad.spec.artefacts import Artefact, Port
 from octad.spec.checkpoints import Manifest
 from octad.spec.frozen import Spec
 from octad.spec.stages import StageSpec
-from octad.train.settings import EvaluationJob, Weights
+from octad.train.settings import EvaluationJob, Packing, Weights
 from octad.train.stage import Outcome, on_workers, verified
 
 _TEXTS: tuple[str, ...] = ("corpus", "tuning")
@@ -30,6 +30,8 @@ class Settings(Spec):
         max_samples: Of each held-out text.
         prompt_tokens: Taken from held-out text, to begin the generated sample.
         sample_tokens: To generate.
+        packing: As the weights were trained: `stream`, or `documents` that see nothing of each
+            other.
     """
 
     sequence: int | None = Field(default=None, ge=2)
@@ -37,6 +39,7 @@ class Settings(Spec):
     max_samples: int = Field(default=256, ge=1)
     prompt_tokens: int = Field(default=16, ge=1)
     sample_tokens: int = Field(default=48, ge=1)
+    packing: Packing = "stream"
 
 
 def takes(settings: Settings) -> Mapping[str, Port]:
@@ -96,6 +99,7 @@ class Validate:
             prompt_tokens=self.settings.prompt_tokens,
             sample_tokens=self.settings.sample_tokens,
             prompt_from="tuning" if "tuning" in texts else "corpus",
+            packing=self.settings.packing,
         )
         context.phase("working")
         found = on_workers(context, "octad.train.evaluate:evaluate", job.plain())

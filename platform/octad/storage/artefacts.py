@@ -73,6 +73,27 @@ def publish_object(
     return Artefact(name=name, type=kind, uri=store.url(key), digest=digest_of(data))
 
 
+def files_of(store: ObjectStore, artefact: Artefact) -> tuple[StoredFile, ...]:
+    """What a folder artefact holds; looks at sizes, not into the files.
+
+    Raises:
+        DataError: Its manifest is missing or was changed, or a file is missing or has another
+            size; names it.
+    """
+    key = store.key(artefact.uri)
+    raw = store.find(f"{key}/{MANIFEST}")
+    if raw is None:
+        raise DataError("is missing", where=artefact.uri)
+    files = _files(raw, artefact)
+    sizes = {meta.key: meta.size for meta in store.walk(f"{key}/")}
+    for file in files:
+        size = sizes.get(f"{key}/{file.path}")
+        if size != file.size:
+            what = "is missing" if size is None else f"has {size} bytes, not {file.size}"
+            raise DataError(what, where=store.url(f"{key}/{file.path}"))
+    return files
+
+
 def fetch(store: ObjectStore, artefact: Artefact, folder: Path) -> Path:
     """An artefact as a local folder or file, every byte of it checked.
 
@@ -89,9 +110,7 @@ def fetch(store: ObjectStore, artefact: Artefact, folder: Path) -> Path:
     raw = store.find(f"{key}/{MANIFEST}")
     if raw is None:
         return _fetch_object(store, artefact, folder)
-    if digest_of(raw) != artefact.digest:
-        raise DataError("its manifest was changed", where=artefact.uri)
-    files = _files(raw, artefact.uri)
+    files = _files(raw, artefact)
     local = store.local_path(key)
     if local is not None:
         try:
@@ -136,12 +155,15 @@ def _download(store: ObjectStore, key: str, path: Path, digest: str) -> None:
         raise DataError("was changed: its digest is wrong", where=store.url(key))
 
 
-def _files(raw: bytes, where: str) -> tuple[StoredFile, ...]:
+def _files(raw: bytes, artefact: Artefact) -> tuple[StoredFile, ...]:
+    """What the manifest of an artefact lists."""
+    if digest_of(raw) != artefact.digest:
+        raise DataError("its manifest was changed", where=artefact.uri)
     try:
         listed: list[dict[str, Any]] = json.loads(raw)["files"]
     except (ValueError, KeyError, TypeError):
-        raise DataError("its manifest lists no files", where=where) from None
-    return tuple(StoredFile.parse(entry, where=where) for entry in listed)
+        raise DataError("its manifest lists no files", where=artefact.uri) from None
+    return tuple(StoredFile.parse(entry, where=artefact.uri) for entry in listed)
 
 
 def stored_file(inside: str, path: Path) -> StoredFile:

@@ -19,8 +19,9 @@ from octad.train.generate import generate
 from octad.train.loss import IGNORE, split_vocabulary, summed_loss
 from octad.train.mesh import Ranks, join
 from octad.train.optimizers import summed
+from octad.train.packing import packed
 from octad.train.parallelise import spread
-from octad.train.settings import EvaluationJob, Lora, Weights, family_of
+from octad.train.settings import EvaluationJob, Lora, Packing, Weights, family_of
 
 
 def evaluate(config: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +48,12 @@ def evaluate(config: dict[str, Any]) -> dict[str, Any]:
             losses[weights.name] = {}
             for name, dataset in datasets.items():
                 loss, tokens[name] = mean_loss(
-                    model, dataset, ranks, batch=job.batch, max_samples=job.max_samples
+                    model,
+                    dataset,
+                    ranks,
+                    batch=job.batch,
+                    max_samples=job.max_samples,
+                    packing=job.packing,
                 )
                 losses[weights.name][name] = loss
             samples[weights.name] = generate(
@@ -89,7 +95,13 @@ def _loaded(
 
 @torch.no_grad()
 def mean_loss(
-    model: nn.Module, dataset: TokenDataset, ranks: Ranks, *, batch: int, max_samples: int
+    model: nn.Module,
+    dataset: TokenDataset,
+    ranks: Ranks,
+    *,
+    batch: int,
+    max_samples: int,
+    packing: Packing,
 ) -> tuple[float, int]:
     """Mean loss per token over at most `max_samples` samples, and the number of tokens.
 
@@ -102,14 +114,15 @@ def mean_loss(
     rounds = -(-num_samples // (batch * parts))
     chosen = np.linspace(0, len(dataset) - 1, num_samples).astype(np.int64)
     places = np.arange(rounds * batch * parts).reshape(rounds, parts, batch)[:, ranks.data_rank]
+    end_of_text = dataset.end_of_text if packing == "documents" else None
     loss_sum = torch.zeros((), device=ranks.device)
     counted = torch.zeros((), device=ranks.device)
     for row in places:
         samples = torch.as_tensor(dataset.tokens(chosen[np.minimum(row, num_samples - 1)]))
-        samples = samples.to(ranks.device)
-        targets = samples[:, 1:].clone()
-        targets[torch.as_tensor(row >= num_samples)] = IGNORE
-        logits = model(samples[:, :-1])
+        ids, targets, segments = packed(samples.to(ranks.device).long(), end_of_text)
+        is_surplus = torch.as_tensor(row >= num_samples, device=ranks.device)
+        targets = targets.masked_fill(is_surplus[:, None], IGNORE)
+        logits = model(ids, segments=segments)
         with split_vocabulary(logits):
             loss_sum += summed_loss(logits, targets)
         counted += (targets != IGNORE).sum()

@@ -16,6 +16,7 @@ from octad.train.data_parallel import last_of_step
 from octad.train.loss import IGNORE, split_vocabulary, summed_loss
 from octad.train.mesh import Ranks
 from octad.train.meters import StepMeter
+from octad.train.packing import packed
 from octad.train.parallelise import Model
 from octad.train.settings import Training
 
@@ -28,6 +29,7 @@ class Loop:
         after_step: Called on every rank with the step, its metrics, and the sample indices that
             this rank used. Saves checkpoints, records, reports.
         blocked_s: Seconds that checkpoints have blocked so far.
+        end_of_text: The token that ends a document, where documents are kept apart.
     """
 
     ranks: Ranks
@@ -36,12 +38,13 @@ class Loop:
     training: Training
     after_step: Callable[[int, dict[str, float], Any], None]
     blocked_s: Callable[[], float]
+    end_of_text: int | None = None
 
     def run(self, batches: Iterator[Any], *, first: int, tokens: int) -> int:
         """Take the steps `first` to the last one. Returns the tokens trained on in all.
 
         Args:
-            batches: Of this rank; each has `tokens` (int64, samples x sequence + 1), `indices`
+            batches: Of this rank; each has `tokens` (integers, samples x sequence + 1), `indices`
                 and `wait_s`.
             first: The first step to take, counted from 1.
             tokens: Trained on before.
@@ -53,7 +56,9 @@ class Loop:
         meter.start()
         for step in range(first, self.training.steps + 1):
             batch = next(batches)
-            metrics, counted = self._step(step, torch.as_tensor(batch.tokens))
+            # Shards hold two or four bytes for a token: only the device needs eight.
+            samples = torch.as_tensor(batch.tokens).to(self.ranks.device, non_blocking=True)
+            metrics, counted = self._step(step, samples.long())
             tokens += counted
             metrics["tokens"] = float(tokens)
             metrics |= meter.stop(tokens=counted, waited_s=batch.wait_s, blocked_s=self.blocked_s())
@@ -62,7 +67,7 @@ class Loop:
 
     def _step(self, step: int, samples: Tensor) -> tuple[dict[str, float], int]:
         """One optimizer step on this rank's share of the global batch."""
-        targets = samples[:, 1:]
+        _, targets, _ = packed(samples, self.end_of_text)
         layout = self.ranks.layout
         tp, parts = layout.tp, layout.data_parallel
         (counted,) = optimizers.summed((targets != IGNORE).sum() / (tp * layout.pp))
@@ -96,10 +101,10 @@ class Loop:
         total = torch.zeros((), device=self.ranks.device)
         for number, micro in enumerate(micro_batches, start=1):
             last_of_step(model, is_last=number == len(micro_batches))
-            micro = micro.to(self.ranks.device, non_blocking=True)  # noqa: PLW2901
-            logits = model(micro[:, :-1])
+            ids, targets, segments = packed(micro, self.end_of_text)
+            logits = model(ids, segments=segments)
             with split_vocabulary(logits):
-                loss = summed_loss(logits, micro[:, 1:])
+                loss = summed_loss(logits, targets)
                 (loss * scale).backward()
             total += loss.detach()
         return total

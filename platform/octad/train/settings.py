@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from octad.data.weights import shares
 from octad.errors import ConfigError
 from octad.ports.registry import load
-from octad.spec.artefacts import Artefact
+from octad.spec.artefacts import Artefact, Port
 from octad.spec.frozen import Spec, nearest
 from octad.spec.layouts import Layout
+from octad.spec.names import Name
 from octad.spec.stages import AttemptOrder, Position, StageSpec
 
 
@@ -60,10 +64,18 @@ class Lora(Spec):
     targets: tuple[str, ...] = Field(default=("query", "value"), min_length=1)
 
 
+Packing = Literal["stream", "documents"]
+
+
 class Training(Spec):
     """Keys that all training stages share.
 
     Attributes:
+        mix: Several datasets to train on: the name of an input to its weight. Of every few samples
+            (7 and 3 of ten, for weights 0.7 and 0.3) each dataset gives exactly its share.
+        packing: How documents share a sample. `stream`: the sample is one text. `documents`: no
+            token sees another document, each counts its positions from 0, and what follows the
+            end of a document is not a target.
         steps: Optimizer steps of the whole stage.
         sequence: Tokens of one sample.
         global_batch: Samples of one step, over all cards.
@@ -78,6 +90,8 @@ class Training(Spec):
     model: dict[str, Any]
     optimizer: Optimizer
     precision: Precision = Precision()
+    mix: dict[Name, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    packing: Packing = "stream"
     steps: int = Field(ge=1)
     sequence: int = Field(ge=2)
     global_batch: int = Field(ge=1)
@@ -94,7 +108,7 @@ class TrainingJob(Spec):
     Attributes:
         order: The attempt.
         training: The shared settings, with the vocabulary filled in.
-        dataset: What to train on.
+        datasets: What to train on, by the name of the input.
         start: A checkpoint whose weights to start from; None starts from fresh ones.
         resume: The committed checkpoint of this stage to go on from.
         lora: Train adapters only; needs `start`.
@@ -103,11 +117,22 @@ class TrainingJob(Spec):
 
     order: AttemptOrder
     training: Training
-    dataset: Artefact
+    datasets: dict[str, Artefact] = Field(min_length=1)
     start: Artefact | None = None
     resume: Position | None = None
     lora: Lora | None = None
     tokenizer: Artefact | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of all that decides, with the seed, which samples come and in which order."""
+        decisive = {
+            "datasets": {name: artefact.digest for name, artefact in self.datasets.items()},
+            "mix": shares(self.training.mix) if self.training.mix else {},
+            "sequence": self.training.sequence,
+        }
+        raw = json.dumps(decisive, sort_keys=True).encode()
+        return f"sha256:{hashlib.sha256(raw).hexdigest()}"
 
 
 class Weights(Spec):
@@ -129,6 +154,7 @@ class EvaluationJob(Spec):
         max_samples: Of each dataset.
         prompt_tokens, sample_tokens: Lengths of the prompt and of the generated text.
         prompt_from: The dataset whose first held-out sample gives the prompt.
+        packing: As the weights were trained.
     """
 
     order: AttemptOrder
@@ -140,6 +166,7 @@ class EvaluationJob(Spec):
     prompt_tokens: int
     sample_tokens: int
     prompt_from: str
+    packing: Packing = "stream"
 
 
 def family_of(model: Mapping[str, Any], where: str = "model") -> tuple[Any, Any]:
@@ -155,6 +182,11 @@ def family_of(model: Mapping[str, Any], where: str = "model") -> tuple[Any, Any]
     return family, family.Settings.parse(model, where=where)
 
 
+def dataset_ports(training: Training, usual: str) -> dict[str, Port]:
+    """The inputs to train on: those of the mix, or the usual one."""
+    return {name: Port(type="dataset") for name in training.mix or (usual,)}
+
+
 def check_training(spec: StageSpec, training: Training) -> None:
     """Refuse what the layout cannot divide.
 
@@ -166,6 +198,7 @@ def check_training(spec: StageSpec, training: Training) -> None:
         family.check(model, spec.layout)
         check_sequence(training.sequence, spec.layout, model.context)
         _check_batch(training, spec.layout)
+        _check_mix(training)
     except ConfigError as error:
         raise error.at(spec.name) from None
     if training.optimizer.warmup_steps > training.steps:
@@ -205,6 +238,14 @@ def _check_batch(training: Training, layout: Layout) -> None:
             "does not divide",
             where="micro_batch",
         )
+
+
+def _check_mix(training: Training) -> None:
+    for name in ("base", "tokenizer"):
+        if name in training.mix:
+            raise ConfigError(f"{name!r} is another input of the stage", where=f"mix.{name}")
+    if training.mix:
+        shares(training.mix)
 
 
 def check_lora(spec: StageSpec, model: Mapping[str, Any], lora: Lora) -> None:

@@ -5,12 +5,15 @@ Runs in the job's driver, which needs no torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from octad.errors import CheckpointError, ConfigError, DataError
+from octad.errors import CheckpointError, ConfigError
 from octad.ports.stages import Context
 from octad.spec.artefacts import Artefact
 from octad.spec.checkpoints import Manifest
+from octad.spec.keys import StageKeys
+from octad.train.inputs import checked_position, vocabulary
 from octad.train.settings import Lora, Training, TrainingJob, family_of
 
 Outcome = tuple[tuple[Artefact, ...], dict[str, float]]
@@ -20,7 +23,7 @@ def train_stage(
     context: Context,
     training: Training,
     *,
-    dataset: Artefact,
+    datasets: Mapping[str, Artefact],
     tokenizer: Artefact | None,
     start: Artefact | None = None,
     lora: Lora | None = None,
@@ -30,31 +33,47 @@ def train_stage(
     Args:
         context: Of the attempt.
         training: The shared settings.
-        dataset: What to train on.
+        datasets: What to train on, by the name of the input.
         tokenizer: Goes beside the exported weights; None exports none.
         start: A checkpoint whose weights to start from.
         lora: Train adapters on `start`.
 
     Raises:
-        CheckpointError: `start` is damaged, or holds another model.
+        CheckpointError: `start` is damaged, or holds another model; or the checkpoint to go on
+            from was made on other data, with another seed, or for other weights.
         ConfigError: The model's vocabulary is smaller than the data's.
+        DataError: A file of a dataset is missing or has another size, or the data was not made
+            with the tokenizer.
     """
     order = context.order
-    model = _with_vocabulary(training.model, vocabulary(context, dataset), order.stage.name)
+    vocab = vocabulary(context, datasets, tokenizer)
+    model = _with_vocabulary(training.model, vocab, order.stage.name)
     if start is not None:
         check_same_model(model, verified(context, start), start.uri)
     job = TrainingJob(
         order=order,
         training=training.model_copy(update={"model": model}),
-        dataset=dataset,
+        datasets=dict(datasets),
         start=start,
         resume=context.base,
         lora=lora,
         tokenizer=tokenizer,
     )
+    _check_resume(context, job)
     returned = on_workers(context, "octad.train.worker:train", job.plain())
     artefacts = tuple(Artefact.parse(raw) for raw in returned["artefacts"])
     return artefacts, returned["metrics"]
+
+
+def _check_resume(context: Context, job: TrainingJob) -> None:
+    if job.resume is None:
+        return
+    from octad.storage import lineage  # noqa: PLC0415  laptops load this module without obstore
+
+    keys = StageKeys(job.order.run, job.order.stage.name).attempt(job.resume.attempt)
+    key = keys.checkpoint(job.resume.step)
+    manifest = lineage.read_manifest(context.store, key)
+    checked_position(job, manifest, context.store.url(key))
 
 
 def on_workers(context: Context, function: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -68,18 +87,6 @@ def on_workers(context: Context, function: str, job: dict[str, Any]) -> dict[str
     order = context.order
     name = f"{order.run}-{order.stage.name}-{order.attempt}"
     return run_group(function, job, cards=order.stage.cards, name=name)
-
-
-def vocabulary(context: Context, dataset: Artefact) -> int:
-    """The number of tokens that a dataset was made with.
-
-    Raises:
-        DataError: It is not a dataset of ours.
-    """
-    raw = context.store.read_json(f"{context.store.key(dataset.uri)}/dataset.json")
-    if raw is None or not isinstance(raw.get("vocab"), int):
-        raise DataError("there is no dataset.json that names a vocabulary", where=dataset.uri)
-    return int(raw["vocab"])
 
 
 def verified(context: Context, checkpoint: Artefact) -> Manifest:

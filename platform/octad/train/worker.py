@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from octad.data.loader import Loader
+from octad.data.mixture import MixedOrder
 from octad.data.sampler import Order
 from octad.data.shards import TokenDataset
-from octad.errors import CheckpointError
+from octad.data.weights import shares
 from octad.spec.artefacts import Artefact
-from octad.spec.checkpoints import DataPosition, Manifest
+from octad.spec.checkpoints import DataPosition
 from octad.spec.keys import AttemptKeys, StageKeys
 from octad.spec.stages import AttemptOrder, Position
 from octad.storage.objects import ObjectStore
@@ -21,6 +22,7 @@ from octad.train import optimizers, precision, states
 from octad.train.artefacts import fetch, node_folder
 from octad.train.checkpoint import Checkpointer, artefact_of, load
 from octad.train.export import export
+from octad.train.inputs import checked_position
 from octad.train.loop import Loop
 from octad.train.mesh import Ranks, join
 from octad.train.parallelise import spread
@@ -86,7 +88,7 @@ class _Stage:
         self.store = ObjectStore(job.order.store)
         self.keys = keys_of(job.order)
         self.family, self.settings = family_of(job.training.model)
-        data = fetch(self.store, job.dataset, folder)
+        data = [fetch(self.store, artefact, folder) for _, artefact in sorted(job.datasets.items())]
         self.dataset = TokenDataset(data, "train", self.training.sequence)
         self.model = spread(
             self.family,
@@ -133,36 +135,14 @@ class _Stage:
         key = checkpoint_key(self.order, self.job.resume)
         manifest = load(self.order.store, key, state)
         states.restore(self.model, self.optimizers, state, adapter=self.is_adapter)
-        return self._continued(manifest, self.store.url(key))
-
-    def _continued(self, manifest: Manifest, where: str) -> _Start:
-        data, start = manifest.data, self.job.start
-        if data is None or data.fingerprint != self.dataset.fingerprint:
-            raise CheckpointError(
-                "the checkpoint was made on other data",
-                where=where,
-                hint="resume from the stage that made the data",
-            )
-        if data.seed != self.order.seed:
-            raise CheckpointError(
-                f"the checkpoint was made with seed {data.seed}, not {self.order.seed}",
-                where=where,
-                hint="set the seed back, or begin a new run",
-            )
-        if self.is_adapter and (manifest.base and manifest.base.digest) != (start and start.digest):
-            raise CheckpointError(
-                "the adapter was made for other weights than it would go on with",
-                where=where,
-                hint="begin a new run",
-            )
+        data = checked_position(self.job, manifest, self.store.url(key))
         return _Start(manifest.position.step, manifest.tokens, data.samples)
 
     def _train(self, start: _Start) -> Position:
         checkpointer = self._checkpointer()
-        order = Order(len(self.dataset), self.order.seed)
         loader = Loader(
             self.dataset,
-            order,
+            self._sample_order(),
             start=start.samples,
             global_batch=self.training.global_batch,
             rank=self.ranks.data_rank,
@@ -184,7 +164,7 @@ class _Stage:
                     states.full(self.model, self.optimizers, adapter=self.is_adapter),
                     tokens=round(metrics["tokens"]),
                     data=DataPosition(
-                        fingerprint=self.dataset.fingerprint,
+                        fingerprint=self.job.fingerprint,
                         seed=self.order.seed,
                         samples=samples,
                     ),
@@ -197,6 +177,7 @@ class _Stage:
             self.training,
             after_step,
             lambda: checkpointer.blocked_s,
+            end_of_text=self.dataset.end_of_text if self.training.packing == "documents" else None,
         )
         batches: Iterator[Any] = iter(loader)
         loop.run(batches, first=start.step + 1, tokens=start.tokens)
@@ -205,6 +186,13 @@ class _Stage:
         position = checkpointer.finish()
         assert position is not None
         return position
+
+    def _sample_order(self) -> Order | MixedOrder:
+        sizes = self.dataset.num_samples
+        if not self.training.mix:
+            return Order(sizes[0], self.order.seed)
+        named = dict(zip(sorted(self.job.datasets), sizes, strict=True))
+        return MixedOrder(named, shares(self.training.mix), self.order.seed)
 
     def _checkpointer(self) -> Checkpointer:
         lora = self.job.lora

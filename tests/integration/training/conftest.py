@@ -152,7 +152,7 @@ class Lab:
         return TrainingJob(
             order=self.order(layout, run=run, stage=stage, attempt=attempt),
             training=Training.parse(settings),
-            **{"dataset": self.corpus, **more},
+            **{"datasets": {"corpus": self.corpus}, **more},
         )
 
     def start(self, calls: Calls, size: int) -> Group:

@@ -110,7 +110,7 @@ def test_other_data_under_a_checkpoint_is_refused(lab: Lab) -> None:
     job = lab.job(ONE, run="data", training={"steps": 2})
     lab.train([job], 1)
     base = Position(attempt=1, step=2)
-    again = lab.job(ONE, run="data", attempt=2, resume=base, dataset=other)
+    again = lab.job(ONE, run="data", attempt=2, resume=base, datasets={"corpus": other})
     with pytest.raises(AssertionError, match=f"{CheckpointError.__name__}.*other data"):
         lab.train([again], 1)
 
@@ -147,7 +147,7 @@ def test_weights_pass_from_four_cards_to_two_to_one(lab: Lab) -> None:
     options = {"steps": 20, "optimizer": {"lr": 3e-2, "weight_decay": 0.0, "warmup_steps": 2}}
     tune: dict[str, Any] = {
         "stage": "finetune",
-        "dataset": tuning,
+        "datasets": {"tuning": tuning},
         "start": checkpoint,
         "lora": lora,
     }

@@ -84,7 +84,7 @@ class Trial:
         return self.context.fetch(self.artefacts[name])
 
     def file(self, name: str = "corpus") -> DatasetFile:
-        return read_dataset_file(self.folder(name))[1]
+        return read_dataset_file(self.folder(name))
 
     def texts(self, split: str, name: str = "corpus") -> list[str]:
         """The documents of a split, decoded from its tokens."""

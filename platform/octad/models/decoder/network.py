@@ -23,10 +23,14 @@ class Embedding(nn.Module):
         if settings.positions == "learned":
             self.position = nn.Parameter(torch.empty(settings.context, settings.width))
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """`ids` are int64 of shape B S."""
+    def forward(self, ids: Tensor, places: Tensor | None = None) -> Tensor:
+        """`ids` are int64 of shape B S, `places` where each stands in its text; None: in order."""
         hidden = F.embedding(ids, self.token)
-        return hidden if self.position is None else hidden + self.position[: ids.shape[1]]
+        if self.position is None:
+            return hidden
+        if places is None:
+            return hidden + self.position[: ids.shape[1]]
+        return hidden + F.embedding(places, self.position)
 
 
 class Attention(nn.Module):
@@ -145,7 +149,8 @@ class Decoder(nn.Module):
         """
         mask = None if segments is None else within_documents(segments)
         if self.embedding is not None:
-            hidden = self.embedding(hidden)
+            # For learned positions: rotation hangs on distances alone.
+            hidden = self.embedding(hidden, None if segments is None else places(segments))
         for block in self.blocks.values():
             hidden = block(hidden, mask=mask)
         if self.norm is None or self.head is None:
@@ -171,6 +176,13 @@ def split(model: Decoder, part: int, parts: int) -> None:
         model.embedding = None
     if part < parts - 1:
         model.norm = model.head = None
+
+
+def places(segments: Tensor) -> Tensor:
+    """Where each token stands in its document, from 0: int64 B S -> int64 B S."""
+    order = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
+    starts = F.pad(segments.diff(dim=1) != 0, (1, 0))
+    return order - torch.where(starts, order, 0).cummax(dim=1).values
 
 
 def within_documents(segments: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class _Vocabulary(ParallelStyle):
 
     Args:
         outputs: Where the module's output is to lie: None leaves it as computed.
-        inputs: How the first argument lies when it comes in.
+        inputs: How the first argument lies when it comes in; others are whole.
     """
 
     def __init__(self, *, inputs: Any, outputs: Any) -> None:
@@ -46,11 +46,16 @@ class _Vocabulary(ParallelStyle):
             table = distribute_tensor(weight, device_mesh, [placement], src_data_rank=None)
             module.register_parameter(name, nn.Parameter(table))
 
+        def whole(argument: Any) -> Any:
+            if not isinstance(argument, Tensor) or isinstance(argument, DTensor):
+                return argument
+            return DTensor.from_local(argument, device_mesh, [Replicate()], run_check=False)
+
         def before(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             first: Tensor | DTensor = arguments[0]
             if not isinstance(first, DTensor):
                 first = DTensor.from_local(first, device_mesh, [self.inputs], run_check=False)
-            return (first.redistribute(placements=[Replicate()]), *arguments[1:])
+            return (first.redistribute(placements=[Replicate()]), *map(whole, arguments[1:]))
 
         def after(_: nn.Module, __: Any, output: DTensor) -> Tensor:
             if self.outputs is None:
