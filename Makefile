@@ -28,8 +28,8 @@ demo: $(READY)
 	$(BIN)/octad demo
 
 test: $(READY)
-	$(BIN)/pytest -m 'not ray and not slow' --numprocesses 2 --dist loadfile
-	$(BIN)/pytest -m 'ray or slow'
+	$(BIN)/pytest -m 'not ray' --numprocesses 2 --dist worksteal
+	$(BIN)/pytest -m ray
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -1,9 +1,9 @@
 """A stand-in for a Ray cluster, as a provider: it fills `octad.ports.clusters`, and no Ray is behind it.
 
 Its jobs lie in a file, so that they survive the death of the control plane that sent them, as a real
-cluster's would. It refuses a second job of one id, as Ray does. With `behaviour: instant` a job does
-at once what a stage's driver does in the store: it claims its epoch and creates its result; with
-`manual` nothing happens until a test says so.
+cluster's would. It refuses a second job of one id, as Ray does. With `behaviour: instant` a job that is
+asked for has done what a stage's driver does in the store: it has claimed its epoch and created its
+result; with `manual` nothing happens until a test says so.
 """
 
 from __future__ import annotations
@@ -70,13 +70,14 @@ class FakeJobs:
                 "log": f"log of {request.submission_id}\n",
             }
             state["accepted"].append(request.submission_id)
-            if self._cluster.settings.behaviour == "instant":
-                finish(request.entrypoint)
-                state["jobs"][request.submission_id]["state"] = "SUCCEEDED"
 
     def status(self, submission_id: str) -> JobStatus | None:
         with self._line(), self._cluster.state() as state:
             job = state["jobs"].get(submission_id)
+            # Not when it is sent: the sender may be killed there, and with it what runs here.
+            if job and job["state"] == "RUNNING" and self._cluster.settings.behaviour == "instant":
+                finish(job["entrypoint"])
+                job["state"] = "SUCCEEDED"
             return JobStatus(job["state"], job["message"], job["metadata"]) if job else None
 
     def log(self, submission_id: str) -> bytes:
