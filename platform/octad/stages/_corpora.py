@@ -89,13 +89,13 @@ def prepare(context: Context, settings: Settings, spread: Spread) -> Outcome:
     """
     context.phase("loading")
     corpora = [
-        _surveyed(context, name, block, settings.heldout_share, spread)
-        for name, block in settings.sources().items()
+        _surveyed(context, name, named, settings.heldout_share, spread)
+        for name, named in settings.datasets().items()
     ]
     for note in (note for corpus in corpora for note in corpus.notes):
         context.note(note)
     context.phase("working")
-    raw = _trained(context, corpora[0], settings, spread)
+    raw = _trained(context, corpora, settings, spread)
     tokenizer = _published(context, raw)
     shards = _encoded(context, corpora, tokenizer, spread)
     context.phase("saving")
@@ -105,9 +105,14 @@ def prepare(context: Context, settings: Settings, spread: Spread) -> Outcome:
 
 
 def _surveyed(
-    context: Context, name: str, block: dict[str, object], heldout_share: float, spread: Spread
+    context: Context,
+    name: str,
+    named: tuple[str, dict[str, object]],
+    heldout_share: float,
+    spread: Spread,
 ) -> Corpus:
-    where = f"{context.order.stage.name}.{'source' if name == 'corpus' else f'{name}_source'}"
+    key, block = named
+    where = f"{context.order.stage.name}.{key}"
     spec = SourceSpec(context.order.store, block, where)
     _, settings = source_settings(block, where)
     label = str(block.get("path") or block["kind"])
@@ -156,14 +161,20 @@ def _grouped(parts: Sequence[str], sizes: Mapping[str, int]) -> list[tuple[str, 
     return [*groups, tuple(group)] if group else groups
 
 
-def _trained(context: Context, corpus: Corpus, settings: Settings, spread: Spread) -> str:
-    """The tokenizer's JSON, from training texts only."""
-    members = [s for s in corpus.parts if has_side(s, "train", corpus.cut)]
-    members.sort(key=lambda s: (place_of(s.part, "tokenizer"), s.part))
+def _trained(
+    context: Context, corpora: Sequence[Corpus], settings: Settings, spread: Spread
+) -> str:
+    """The tokenizer's JSON, from training texts only; those for fine-tuning count if all are."""
+    general = [corpus for corpus in corpora if corpus.name != "tuning"] or corpora
+    members = [
+        (place_of(survey.part, "tokenizer"), survey.part, number)
+        for number, corpus in enumerate(general)
+        for survey in corpus.parts
+        if has_side(survey, "train", corpus.cut)
+    ]
     work = TokenizerWork(
-        source=corpus.source,
-        parts=tuple(s.part for s in members),
-        cut=corpus.cut,
+        sources=tuple((corpus.source, corpus.cut) for corpus in general),
+        parts=tuple((number, part) for _, part, number in sorted(members)),
         num_bytes=settings.tokenizer_bytes,
         vocab=settings.vocab,
     )

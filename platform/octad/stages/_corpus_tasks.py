@@ -50,11 +50,15 @@ class SurveyWork:
 
 @dataclass(frozen=True)
 class TokenizerWork:
-    """What to train a tokenizer on: training texts of these parts, in order, up to a size."""
+    """What to train a tokenizer on: training texts of these parts, in order, up to a size.
 
-    source: SourceSpec
-    parts: tuple[str, ...]
-    cut: float
+    Attributes:
+        sources: Each with the place below which its texts are held out.
+        parts: Number of the source, and name.
+    """
+
+    sources: tuple[tuple[SourceSpec, float], ...]
+    parts: tuple[tuple[int, str], ...]
     num_bytes: int
     vocab: int
 
@@ -115,10 +119,11 @@ def make_shard(work: ShardWork) -> Shard:
 
 
 def _sample(work: TokenizerWork) -> Iterator[str]:
-    source = work.source.opened()
+    sources = [(spec.opened(), cut) for spec, cut in work.sources]
     left = work.num_bytes
-    for part in work.parts:
-        for document in _side(source, part, "train", work.cut):
+    for number, part in work.parts:
+        source, cut = sources[number]
+        for document in _side(source, part, "train", cut):
             raw = document.text.encode()
             if len(raw) >= left:
                 yield raw[:left].decode(errors="ignore")

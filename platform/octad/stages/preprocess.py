@@ -20,15 +20,14 @@ def takes(settings: Settings) -> Mapping[str, Port]:
 
 def gives(settings: Settings) -> Mapping[str, Port]:
     """A tokenizer, and a dataset for each source."""
-    datasets = {name: Port(type="dataset") for name in settings.sources()}
+    datasets = {name: Port(type="dataset") for name in settings.datasets()}
     return {"tokenizer": Port(type="tokenizer"), **datasets}
 
 
 def check(spec: StageSpec, settings: Settings) -> None:
     """Refuse sources that cannot be (ConfigError)."""
-    source_settings(settings.source, f"{spec.name}.source")
-    if settings.tuning_source is not None:
-        source_settings(settings.tuning_source, f"{spec.name}.tuning_source")
+    for key, block in settings.datasets().values():
+        source_settings(block, f"{spec.name}.{key}")
 
 
 class Preprocess:
