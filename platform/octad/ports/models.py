@@ -4,6 +4,9 @@ class Settings(Spec): ...                         sizes; `vocab` None means "as 
                                                   `context` is the longest sequence
 def check(settings, layout, where) -> None        refuse a mesh that does not divide (ConfigError)
 def layers(settings) -> tuple[str, ...]           linear layers that an adapter can be put on
+def flops_per_token(settings, sequence, adapters) -> float
+                                                  of training, without recomputing; `adapters`
+                                                  when all that was there is frozen
 def init_std(settings, name) -> float | None      how a parameter starts; None: norms 1, biases 0
 def build(settings) -> torch.nn.Module            on the current default device; its forward takes
                                                   int64 ids B S and `segments` (B S or None)

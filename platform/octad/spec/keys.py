@@ -75,6 +75,15 @@ class AttemptKeys:
         return f"{self.root}/log.txt"
 
     @property
+    def hangs(self) -> str:
+        """The folder of what processes left that ended as a step hung."""
+        return f"{self.root}/hangs/"
+
+    def stacks(self, rank: int) -> str:
+        """Where one of them stood: what happened, in a line, and the stacks of its threads."""
+        return f"{self.hangs}rank-{rank:05d}.txt"
+
+    @property
     def metrics(self) -> str:
         """The folder of closed metric segments."""
         return f"{self.root}/metrics/"

@@ -19,6 +19,7 @@ from octad.train.meters import StepMeter
 from octad.train.packing import packed
 from octad.train.parallelise import Model
 from octad.train.settings import Training
+from octad.train.watchdog import Watchdog
 
 
 @dataclass(slots=True)
@@ -29,6 +30,7 @@ class Loop:
         after_step: Called on every rank with the step, its metrics, and the sample indices that
             this rank used. Saves checkpoints, records, reports.
         blocked_s: Seconds that checkpoints have blocked so far.
+        meter, watchdog: Running.
         end_of_text: The token that ends a document, where documents are kept apart.
     """
 
@@ -38,6 +40,8 @@ class Loop:
     training: Training
     after_step: Callable[[int, dict[str, float], Any], None]
     blocked_s: Callable[[], float]
+    meter: StepMeter
+    watchdog: Watchdog
     end_of_text: int | None = None
 
     def run(self, batches: Iterator[Any], *, first: int, tokens: int) -> int:
@@ -52,17 +56,24 @@ class Loop:
         Raises:
             StageError: The loss or the gradient is not finite. The step changes nothing.
         """
-        meter = StepMeter(self.ranks.world_size)
-        meter.start()
-        for step in range(first, self.training.steps + 1):
+        last = self.training.steps
+        for step in range(first, last + 1):
             batch = next(batches)
             # Shards hold two or four bytes for a token: only the device needs eight.
             samples = torch.as_tensor(batch.tokens).to(self.ranks.device, non_blocking=True)
             metrics, counted = self._step(step, samples.long())
             tokens += counted
             metrics["tokens"] = float(tokens)
-            metrics |= meter.stop(tokens=counted, waited_s=batch.wait_s, blocked_s=self.blocked_s())
-            self.after_step(step, metrics, batch.indices)
+            metrics |= self.meter.stop(
+                step,
+                tokens=counted,
+                waited_s=batch.wait_s,
+                blocked_s=self.blocked_s(),
+                is_last=step == last,
+            )
+            self.watchdog.step_ended(step)
+            with self.watchdog.paused():
+                self.after_step(step, metrics, batch.indices)
         return tokens
 
     def _step(self, step: int, samples: Tensor) -> tuple[dict[str, float], int]:

@@ -84,6 +84,8 @@ class Training(Spec):
         keep_checkpoints: How many of the newest are kept.
         reshard_after_forward: Free gathered weights between forward and backward: less memory,
             more communication.
+        step_timeout_s: A step that takes longer hangs: the attempt ends, and the next one goes on.
+            The first step of an attempt may take four times as long.
         record_samples: Write the sample indices of every step to the store, for proofs.
     """
 
@@ -99,6 +101,7 @@ class Training(Spec):
     checkpoint_every: int = Field(default=100, ge=1)
     keep_checkpoints: int = Field(default=3, ge=1)
     reshard_after_forward: bool = True
+    step_timeout_s: float = Field(default=300.0, gt=0)
     record_samples: bool = False
 
 

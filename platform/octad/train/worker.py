@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ from octad.train.export import export
 from octad.train.inputs import checked_position
 from octad.train.loop import Loop
 from octad.train.mesh import Ranks, join
+from octad.train.meters import StepMeter
 from octad.train.parallelise import spread
 from octad.train.recorder import Recorder, recorded
 from octad.train.settings import TrainingJob, family_of
+from octad.train.watchdog import Watchdog, teller
 
 
 def train(config: dict[str, Any]) -> dict[str, Any]:
@@ -170,17 +173,20 @@ class _Stage:
                     ),
                 )
 
-        loop = Loop(
-            self.ranks,
-            self.model,
-            self.optimizers,
-            self.training,
-            after_step,
-            lambda: checkpointer.blocked_s,
-            end_of_text=self.dataset.end_of_text if self.training.packing == "documents" else None,
-        )
         batches: Iterator[Any] = iter(loader)
-        loop.run(batches, first=start.step + 1, tokens=start.tokens)
+        with self._meter() as meter, self._watchdog(meter) as watchdog:
+            loop = Loop(
+                self.ranks,
+                self.model,
+                self.optimizers,
+                self.training,
+                after_step,
+                lambda: checkpointer.blocked_s,
+                meter,
+                watchdog,
+                self.dataset.end_of_text if self.training.packing == "documents" else None,
+            )
+            loop.run(batches, first=start.step + 1, tokens=start.tokens)
         if self.recorder is not None:
             self.recorder.phase("saving")
         position = checkpointer.finish()
@@ -193,6 +199,24 @@ class _Stage:
             return Order(sizes[0], self.order.seed)
         named = dict(zip(sorted(self.job.datasets), sizes, strict=True))
         return MixedOrder(named, shares(self.training.mix), self.order.seed)
+
+    def _meter(self) -> StepMeter:
+        flops = self.family.flops_per_token(
+            self.settings, self.training.sequence, adapters=self.is_adapter
+        )
+        return StepMeter(self.ranks, flops_per_token=flops, note=self._note("stragglers"))
+
+    def _watchdog(self, meter: StepMeter) -> Watchdog:
+        rank = self.ranks.rank
+        return Watchdog(
+            self.training.step_timeout_s,
+            rank=rank,
+            is_waiting=lambda: meter.is_waiting,
+            tell=teller(self.store, self.keys, rank, self._note("watchdog")),
+        )
+
+    def _note(self, topic: str) -> Callable[[str], None] | None:
+        return None if self.recorder is None else partial(self.recorder.note, topic=topic)
 
     def _checkpointer(self) -> Checkpointer:
         lora = self.job.lora

@@ -1,7 +1,7 @@
 """Decoders of GPT-2's and LLaMA's shape, chosen by settings. Fills `octad.ports.models`."""
 
 from octad.models.decoder.family import blocks, build, config_hf, parallelise, split, to_hf
-from octad.models.decoder.settings import Settings, check, init_std, layers
+from octad.models.decoder.settings import Settings, check, flops_per_token, init_std, layers
 
 __all__ = [
     "Settings",
@@ -9,6 +9,7 @@ __all__ = [
     "build",
     "check",
     "config_hf",
+    "flops_per_token",
     "init_std",
     "layers",
     "parallelise",

@@ -110,6 +110,28 @@ def layers(settings: Settings) -> tuple[str, ...]:
     return ("query", "key", "value", "out", *mlp)
 
 
+def flops_per_token(settings: Settings, sequence: int, *, adapters: bool = False) -> float:
+    """Floating-point operations that training takes for one token (PaLM, arXiv 2204.02311, app. B).
+
+    6 for each weight that multiplies: 2 forward, 2 for the gradient of what comes in, 2 for the
+    weight's own, which frozen weights do not need. These are the linear layers and the output
+    layer, tied or not; embeddings are looked up. Attention's scores and sums are
+    12 x depth x width x sequence, not halved for the causal mask.
+
+    Args:
+        settings: Sizes; the vocabulary is filled in.
+        sequence: Tokens of a sample.
+        adapters: Only adapters are trained; theirs, far fewer, are left out.
+    """
+    assert settings.vocab is not None
+    width, kv_width = settings.width, settings.num_kv_heads * settings.head_width
+    attention = 2 * width * width + 2 * width * kv_width
+    mlp = (2 if settings.mlp == "gelu" else 3) * width * settings.num_mlp
+    weights = settings.depth * (attention + mlp) + settings.vocab * width
+    scores = 12 * settings.depth * width * sequence
+    return float((4 if adapters else 6) * weights + scores)
+
+
 def init_std(settings: Settings, name: str) -> float | None:
     """Standard deviation of the normal draw that a parameter starts from; None means that norms
     start at 1 and biases at 0. Layers that write to the residual stream start smaller (GPT-2).

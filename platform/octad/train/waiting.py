@@ -1,0 +1,139 @@
+"""How long a step of this process is held up by collectives.
+
+Of two kinds, as a host waits for gloo, but only queues what an accelerator is to do:
+
+    HostClock     gloo: the time that the training's thread is blocked in collectives, at every step
+    KernelClock   accelerators: the time in which the device runs collectives and nothing else, at
+                  steps that are sampled with torch's profiler
+
+Both count what a step is longer for: the transfer as far as nothing is computed meanwhile, and the
+wait for ranks that come later.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+_COLLECTIVES = ("nccl", "hccl")
+_NS = 1e-9
+Interval = tuple[int, int]
+
+
+class HostClock:
+    """Seconds that this thread waits for other processes, of every step.
+
+    gloo has no hook for this, so the two functions in which a thread can wait are replaced while
+    training: `Work.wait`, below all of `torch.distributed`, FSDP and pipelines, and `wait_tensor`,
+    below DTensor. What another thread waits for (a checkpoint's) does not count.
+
+    Attributes:
+        is_waiting: Read from a watchdog's thread.
+    """
+
+    def __init__(self) -> None:
+        self.is_waiting = False
+        self._thread = threading.get_ident()
+        self._waited_s = 0.0
+
+    def __enter__(self) -> Self:
+        self._wait, self._wait_tensor = dist.Work.wait, functional.wait_tensor
+        dist.Work.wait = self._timed(self._wait)  # type: ignore[method-assign]
+        functional.wait_tensor = self._timed(self._wait_tensor)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        dist.Work.wait = self._wait  # type: ignore[method-assign]
+        functional.wait_tensor = self._wait_tensor
+
+    def start(self, *, is_sampled: bool) -> None:
+        """A step begins."""
+        self._waited_s = 0.0
+
+    def stop(self) -> float:
+        """Seconds of the step that were spent waiting."""
+        return self._waited_s
+
+    def _timed(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **options: Any) -> Any:
+            if self.is_waiting or threading.get_ident() != self._thread:
+                return wait(*args, **options)
+            self.is_waiting, began = True, time.perf_counter()
+            try:
+                return wait(*args, **options)
+            finally:
+                self.is_waiting = False
+                self._waited_s += time.perf_counter() - began
+
+        return timed
+
+
+class KernelClock:
+    """Seconds in which the device runs collectives and nothing else, of the steps sampled."""
+
+    is_waiting = None  # the host cannot tell
+
+    def __init__(self, activity: torch.profiler.ProfilerActivity) -> None:
+        self._activity = activity
+        self._profile: torch.profiler.profile | None = None
+
+    def __enter__(self) -> Self:
+        # The first profile sets the profiler up, which takes seconds: not within a step.
+        self.start(is_sampled=True)
+        self.stop()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._profile is not None:
+            self.stop()
+
+    def start(self, *, is_sampled: bool) -> None:
+        """A step begins."""
+        if is_sampled:
+            self._profile = torch.profiler.profile(activities=[self._activity])
+            self._profile.start()
+
+    def stop(self) -> float | None:
+        """Seconds in collectives alone."""
+        if self._profile is None:
+            return None
+        profile, self._profile = self._profile, None
+        profile.stop()  # after the device has ended all that it was given
+        assert profile.profiler is not None
+        results = profile.profiler.kineto_results
+        assert results is not None
+        collectives: list[Interval] = []
+        others: list[Interval] = []
+        for event in results.events():
+            if not event.is_user_annotation():
+                is_one = any(word in event.name().lower() for word in _COLLECTIVES)
+                (collectives if is_one else others).append((event.start_ns(), event.end_ns()))
+        return alone_ns(collectives, others) * _NS
+
+
+def clock_of(device: torch.device) -> HostClock | KernelClock | None:
+    """What measures collectives there; None where torch cannot."""
+    if device.type == "cpu":
+        return HostClock()
+    if torch.profiler.ProfilerActivity.CUDA in torch.profiler.supported_activities():
+        return KernelClock(torch.profiler.ProfilerActivity.CUDA)
+    return None
+
+
+def alone_ns(collectives: Sequence[Interval], others: Sequence[Interval]) -> int:
+    """The time covered by `collectives` and not by `others`. Intervals may overlap."""
+    return _covered_ns([*collectives, *others]) - _covered_ns(others)
+
+
+def _covered_ns(intervals: Sequence[Interval]) -> int:
+    covered, reached = 0, 0
+    for start, end in sorted(intervals):
+        covered += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered
