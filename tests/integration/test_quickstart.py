@@ -174,7 +174,14 @@ def test_a_run_says_everything_about_its_stages(octad: Octad, killed: str) -> No
             assert artefact["uri"].startswith("file://")
             assert artefact["digest"].startswith("sha256:")
     layout = next(s["layout"] for s in stages if s["name"] == "pretrain")
-    assert layout == {"pp": 1, "dp_replicate": 1, "dp_shard": 2, "tp": 2}
+    assert layout == {
+        "pp": 1,
+        "dp_replicate": 1,
+        "dp_shard": 2,
+        "cp": 1,
+        "tp": 2,
+        "zero": 2,
+    }
     metrics = next(s["metrics"] for s in stages if s["name"] == "validate")
     assert metrics["tuned_tuning_perplexity"] < metrics["base_tuning_perplexity"]
 

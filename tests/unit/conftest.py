@@ -51,7 +51,7 @@ def stage(name: str, state: str = "running", **more: Any) -> Json:
         "reason": "",
         "cluster": None,
         "cards": 4,
-        "layout": {"pp": 1, "dp_replicate": 1, "dp_shard": 2, "tp": 2},
+        "layout": {"pp": 1, "dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 2, "zero": 2},
         "needs": {},
         "attempts": [],
         "artefacts": [],

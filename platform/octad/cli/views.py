@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from octad.cli.output import clean, duration, moment, number, table
+from octad.spec.layouts import AXES
 
 Json = dict[str, Any]
 TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
-_AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 
 
 def layout(axes: Json) -> str:
     """`dp_shard 2, tp 2`; `-` for one card."""
-    return ", ".join(f"{axis} {axes[axis]}" for axis in _AXES if axes.get(axis, 1) != 1) or "-"
+    return ", ".join(f"{axis} {axes[axis]}" for axis in AXES if axes.get(axis, 1) != 1) or "-"
 
 
 def where(stage: Json) -> str:

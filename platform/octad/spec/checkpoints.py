@@ -74,11 +74,9 @@ class Manifest(Spec):
     @property
     def tags(self) -> dict[str, str]:
         """What a tracker is told of it, besides where it lies."""
-        layout = self.layout
         return {
             "content": self.content,
             "tokens": str(self.tokens),
-            "layout": f"pp={layout.pp} dp_replicate={layout.dp_replicate} "
-            f"dp_shard={layout.dp_shard} tp={layout.tp}",
+            "layout": " ".join(f"{axis}={size}" for axis, size in self.layout.axes.items()),
             "model_digest": self.model_digest,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,6 +12,7 @@ from octad.spec.frozen import Spec
 
 CARDS_PER_NODE = 8
 MAX_CARDS = 1024
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
 def check_cards(cards: int, where: str = "cards") -> int:
@@ -33,13 +35,26 @@ def check_cards(cards: int, where: str = "cards") -> int:
 
 class Layout(Spec):
     """The device mesh of a stage, in torch's words. Axes from the outside in: pp, dp_replicate,
-    dp_shard, tp. `dp_shard: fill` takes what the other axes leave.
+    dp_shard, cp, tp. `dp_shard: fill` takes what the other axes leave.
+
+    Attributes:
+        pp: Runs of the model's blocks, each on its own cards.
+        dp_replicate: Copies of the model that see different samples.
+        dp_shard: Cards over which one copy's training state is sharded; they too see different
+            samples.
+        cp: Parts of a sequence, each on its own cards.
+        tp: Parts of every weight matrix, each on its own cards.
+        zero: What `dp_shard` shards: 1 the optimizer's state, 2 gradients too, 3 weights too.
+            Each takes less memory than the one before, and sends more over the network (Rajbhandari
+            et al. 2020).
     """
 
     pp: int = Field(default=1, ge=1)
     dp_replicate: int = Field(default=1, ge=1)
     dp_shard: int | Literal["fill"] = "fill"
+    cp: int = Field(default=1, ge=1)
     tp: int = Field(default=1, ge=1)
+    zero: Literal[1, 2, 3] = 2
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -53,30 +68,43 @@ class Layout(Spec):
         Raises:
             ConfigError: The axes do not multiply to `cards`.
         """
-        fixed = self.pp * self.dp_replicate * self.tp
+        axes = {name: getattr(self, name) for name in AXES if name != "dp_shard"}
+        fixed = math.prod(axes.values())
         if self.dp_shard == "fill":
             if cards % fixed:
                 raise ConfigError(
-                    f"pp {self.pp} x dp_replicate {self.dp_replicate} x tp {self.tp} = {fixed} "
-                    f"does not divide {cards} cards",
+                    f"{_product(axes)} = {fixed} does not divide {cards} cards",
                     where=where,
                     hint=f"{cards} can be divided by {_divisors(cards)}",
                 )
             return self.model_copy(update={"dp_shard": cards // fixed})
         if fixed * self.dp_shard != cards:
             raise ConfigError(
-                f"pp {self.pp} x dp_replicate {self.dp_replicate} x dp_shard {self.dp_shard} x tp "
-                f"{self.tp} = {fixed * self.dp_shard}, but the stage has {cards} cards",
+                f"{_product(self.axes)} = {fixed * self.dp_shard}, but the stage has {cards} cards",
                 where=where,
                 hint="set dp_shard to 'fill', or make the product equal",
             )
         return self
 
     @property
+    def axes(self) -> dict[str, int]:
+        """The size of every axis, from the outside in. Only on a resolved layout."""
+        return {name: getattr(self, name) for name in AXES}
+
+    @property
+    def cards(self) -> int:
+        """How many cards it takes. Only on a resolved layout."""
+        return math.prod(self.axes.values())
+
+    @property
     def data_parallel(self) -> int:
         """How many different parts of a global batch there are. Only on a resolved layout."""
         assert self.dp_shard != "fill"
         return self.dp_replicate * self.dp_shard
+
+
+def _product(axes: dict[str, int]) -> str:
+    return " x ".join(f"{name} {size}" for name, size in axes.items())
 
 
 def _divisors(number: int) -> str:

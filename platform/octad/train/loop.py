@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from octad.errors import StageError
 from octad.train import optimizers
-from octad.train.data_parallel import last_of_step
+from octad.train.data_parallel import micro_batch, replicated
 from octad.train.loss import IGNORE, split_vocabulary, summed_loss
 from octad.train.mesh import Ranks
 from octad.train.meters import StepMeter
@@ -43,6 +43,12 @@ class Loop:
     meter: StepMeter
     watchdog: Watchdog
     end_of_text: int | None = None
+    _called: tuple[nn.Module, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._called = tuple(replicated(part, self.ranks) for part in self.model.parts)
+        for called in self._called:
+            self.meter.watch(called)
 
     def run(self, batches: Iterator[Any], *, first: int, tokens: int) -> int:
         """Take the steps `first` to the last one. Returns the tokens trained on in all.
@@ -78,44 +84,47 @@ class Loop:
 
     def _step(self, step: int, samples: Tensor) -> tuple[dict[str, float], int]:
         """One optimizer step on this rank's share of the global batch."""
-        _, targets, _ = packed(samples, self.end_of_text)
-        layout = self.ranks.layout
-        tp, parts = layout.tp, layout.data_parallel
-        (counted,) = optimizers.summed((targets != IGNORE).sum() / (tp * layout.pp))
-        loss_sum = self._backward(samples, scale=parts / counted)
+        layout, optimizer = self.ranks.layout, self.training.optimizer
+        # Until the number of tokens that count is known, as if all did.
+        most = self.training.global_batch * self.training.sequence
+        own_loss, own_tokens = self._backward(samples, scale=layout.data_parallel / most)
         grads = optimizers.gradients(self.model)
-        loss, squared = optimizers.summed(loss_sum / (counted * tp), optimizers.squared_norm(grads))
-        norm = math.sqrt(squared) if math.isfinite(squared) else math.inf
+        loss_sum, counted, squared = optimizers.summed(
+            own_loss / layout.tp,
+            own_tokens / (layout.tp * layout.pp),
+            optimizers.squared_norm(grads, layout.data_parallel * layout.tp),
+        )
+        loss, more = loss_sum / max(counted, 1), most / max(counted, 1)
+        norm = more * math.sqrt(squared) if math.isfinite(squared) else math.inf
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise StageError(
                 f"step {step}: loss {loss}, gradient norm {norm}",
-                where=self.training.optimizer.kind,
+                where=optimizer.kind,
                 hint="lower optimizer.lr, or lengthen optimizer.warmup_steps",
             )
-        lr = optimizers.rate(self.training.optimizer, step, self.training.steps)
-        optimizers.clip(grads, norm, self.training.optimizer.clip_norm)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
+        lr = optimizers.rate(optimizer, step, self.training.steps)
+        optimizers.scale(grads, more * optimizers.clipping(norm, optimizer.clip_norm))
+        for taken in self.optimizers:
+            for group in taken.param_groups:
                 group["lr"] = lr
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            taken.step()
+            taken.zero_grad(set_to_none=True)
         return {"loss": loss, "lr": lr, "grad_norm": norm}, round(counted)
 
-    def _backward(self, samples: Tensor, *, scale: float) -> Tensor:
-        """Gradients of all micro-batches; the summed loss of this rank's share.
-
-        FSDP takes the mean over data-parallel parts: `scale` undoes that, and divides by the
-        number of tokens that count in the whole global batch.
+    def _backward(self, samples: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+        """Gradients of all micro-batches, of `scale` times the mean over data-parallel parts of
+        their summed losses; the summed loss of this rank's share, and how many tokens count there.
         """
-        model = self.model.whole
+        (model,) = self._called
         micro_batches = samples.split(self.training.micro_batch or len(samples))
-        total = torch.zeros((), device=self.ranks.device)
+        total, counted = torch.zeros(2, device=self.ranks.device).unbind()
         for number, micro in enumerate(micro_batches, start=1):
-            last_of_step(model, is_last=number == len(micro_batches))
+            micro_batch(model, self.ranks.layout, is_last=number == len(micro_batches))
             ids, targets, segments = packed(micro, self.end_of_text)
             logits = model(ids, segments=segments)
             with split_vocabulary(logits):
                 loss = summed_loss(logits, targets)
                 (loss * scale).backward()
             total += loss.detach()
-        return total
+            counted += (targets != IGNORE).sum()
+        return total, counted

@@ -72,14 +72,11 @@ class Ranks:
 def join(layout: Layout) -> Ranks:
     """Build the mesh. The process group must be up, and every rank must call this.
 
-    Axes from the outside in: pp, dp_replicate, dp_shard, tp; so a tp group is a run of neighbours,
-    which share a node.
+    A tp group is a run of neighbours, which share a node.
     """
-    assert layout.dp_shard != "fill"
     device = own_device()
-    shape = (layout.pp, layout.dp_replicate, layout.dp_shard, layout.tp)
-    names = ("pp", "dp_replicate", "dp_shard", "tp")
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    axes = layout.axes
+    mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
     data = mesh["dp_replicate", "dp_shard"] if layout.dp_replicate > 1 else mesh["dp_shard"]
     return Ranks(
         device=device,

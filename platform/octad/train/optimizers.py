@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 
 from octad.train.parallelise import Model
 from octad.train.settings import Optimizer
@@ -54,26 +57,62 @@ def _remaining(settings: Optimizer, done: float) -> float:
     return 1.0
 
 
-def gradients(model: Model) -> list[DTensor]:
-    """The gradients of this step, as they lie over the mesh."""
-    found = [p.grad for p in model.parameters() if p.grad is not None]
-    return [grad for grad in found if isinstance(grad, DTensor)]
+@torch.no_grad()
+def gradients(model: Model) -> list[Gradient]:
+    """The gradients of this step, as this process holds them."""
+    trained = [p for p in model.parameters() if p.grad is not None]
+    for parameter in trained:
+        _add_up(parameter)
+    return [Gradient.of(p.grad) for p in trained if p.grad is not None]
 
 
-def squared_norm(grads: list[DTensor]) -> Tensor:
-    """This process's part of the squared global norm: its shards, a replica counted as a share.
+def _add_up(parameter: nn.Parameter) -> None:
+    """Sum what each card of a tp group found from its part of the sequence (norms, biases); FSDP,
+    where it is, has done so already.
+    """
+    grad = parameter.grad
+    if not (isinstance(grad, DTensor) and isinstance(parameter, DTensor)):
+        return
+    if grad.placements != parameter.placements:
+        parameter.grad = grad.redistribute(placements=parameter.placements)
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """One parameter's.
+
+    Attributes:
+        local: What this process holds of it.
+        shards: In how many pieces it lies over the mesh.
+    """
+
+    local: Tensor
+    shards: int
+
+    @classmethod
+    def of(cls, grad: Tensor) -> Gradient:
+        """Outside of autograd only: it would record every look at a shard."""
+        if not isinstance(grad, DTensor):
+            return cls(grad, 1)
+        mesh = grad.device_mesh
+        sizes = [mesh.size(n) for n, p in enumerate(grad.placements) if not p.is_replicate()]
+        return cls(grad.to_local(), math.prod(sizes))
+
+
+def squared_norm(grads: Sequence[Gradient], together: int) -> Tensor:
+    """This process's part of the squared global norm.
 
     Summed over all processes it is the squared norm of the whole gradient.
+
+    Args:
+        grads: All of this process.
+        together: How many processes hold the same layers, as shards or copies.
     """
-    parts = []
+    by_shards: dict[int, list[Tensor]] = {}
     for grad in grads:
-        copies = math.prod(
-            grad.device_mesh.size(axis)
-            for axis, placement in enumerate(grad.placements)
-            if placement.is_replicate()
-        )
-        parts.append(grad.to_local().float().square().sum() / copies)
-    return torch.stack(parts).sum()
+        by_shards.setdefault(grad.shards, []).append(grad.local)
+    parts = [get_total_norm(held).square() * shards for shards, held in by_shards.items()]
+    return torch.stack(parts).sum() / together
 
 
 def summed(*parts: Tensor) -> list[float]:
@@ -83,7 +122,12 @@ def summed(*parts: Tensor) -> list[float]:
     return [float(number) for number in packed.tolist()]
 
 
-def clip(grads: list[DTensor], norm: float, limit: float) -> None:
-    """Scale the gradient down to the norm `limit`, in place."""
-    if norm > limit:
-        torch._foreach_mul_([grad.to_local() for grad in grads], limit / (norm + _CLIP_EPS))
+def clipping(norm: float, limit: float) -> float:
+    """By what to multiply a gradient of this norm, so that the norm is at most `limit`."""
+    return limit / (norm + _CLIP_EPS) if norm > limit else 1.0
+
+
+def scale(grads: Sequence[Gradient], factor: float) -> None:
+    """Multiply the gradient, in place."""
+    if factor != 1.0:
+        torch._foreach_mul_([grad.local for grad in grads], factor)

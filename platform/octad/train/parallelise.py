@@ -41,7 +41,7 @@ class Model:
         return part
 
 
-def spread(  # noqa: PLR0913
+def spread(
     family: Any,
     settings: Any,
     ranks: Ranks,
@@ -49,11 +49,10 @@ def spread(  # noqa: PLR0913
     seed: int,
     lora: Lora | None = None,
     mixed: MixedPrecisionPolicy | None = None,
-    reshard: bool = True,
 ) -> Model:
     """A model over the mesh: pipeline, then tensor parallel, then FSDP per block, then weights.
 
-    No process ever holds more than its shards and one whole parameter.
+    No process ever holds more than its part and one whole parameter.
 
     Args:
         family: The module of the model's family.
@@ -62,8 +61,8 @@ def spread(  # noqa: PLR0913
         seed: Of the weights. The same seed gives the same weights on every layout.
         lora: Put adapters in, and freeze everything else.
         mixed: Number formats.
-        reshard: Free gathered weights between forward and backward.
     """
+    mixed = mixed or MixedPrecisionPolicy()
     parts = []
     for number in ranks.pp_parts:
         with torch.device("meta"):
@@ -73,9 +72,8 @@ def spread(  # noqa: PLR0913
         family.split(part, number, ranks.num_pp_parts)
         if ranks.tp is not None:
             family.parallelise(part, ranks.tp)
-        data_parallel.shard(
-            part, family.blocks(part), ranks, mixed=mixed or MixedPrecisionPolicy(), reshard=reshard
-        )
+        if data_parallel.needs_shards(ranks.layout, mixed):
+            data_parallel.shard(part, family.blocks(part), ranks, mixed=mixed)
         part.to_empty(device=ranks.device)
         _initialise(part, family, settings, seed)
         parts.append(part)
@@ -87,7 +85,9 @@ def _initialise(model: nn.Module, family: Any, settings: Any, seed: int) -> None
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             whole = _drawn(name, tuple(parameter.shape), family, settings, seed)
-            assert isinstance(parameter, DTensor)
+            if not isinstance(parameter, DTensor):
+                parameter.copy_(whole)
+                continue
             shard = distribute_tensor(
                 whole.to(parameter.device),
                 parameter.device_mesh,

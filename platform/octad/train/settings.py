@@ -82,8 +82,6 @@ class Training(Spec):
         micro_batch: Samples that one card takes at once; None takes its whole share.
         checkpoint_every: Steps between checkpoints; the last step always gets one.
         keep_checkpoints: How many of the newest are kept.
-        reshard_after_forward: Free gathered weights between forward and backward: less memory,
-            more communication.
         step_timeout_s: A step that takes longer hangs: the attempt ends, and the next one goes on.
             The first step of an attempt may take four times as long.
         record_samples: Write the sample indices of every step to the store, for proofs.
@@ -100,7 +98,6 @@ class Training(Spec):
     micro_batch: int | None = Field(default=None, ge=1)
     checkpoint_every: int = Field(default=100, ge=1)
     keep_checkpoints: int = Field(default=3, ge=1)
-    reshard_after_forward: bool = True
     step_timeout_s: float = Field(default=300.0, gt=0)
     record_samples: bool = False
 

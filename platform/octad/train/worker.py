@@ -18,9 +18,10 @@ from octad.spec.artefacts import Artefact
 from octad.spec.checkpoints import DataPosition
 from octad.spec.keys import AttemptKeys, StageKeys
 from octad.spec.stages import AttemptOrder, Position
+from octad.storage.cache import Cache
 from octad.storage.objects import ObjectStore
 from octad.train import optimizers, precision, states
-from octad.train.artefacts import fetch, node_folder
+from octad.train.artefacts import fetch, node_cache, node_folder
 from octad.train.checkpoint import Checkpointer, artefact_of, load
 from octad.train.export import export
 from octad.train.inputs import checked_position
@@ -41,14 +42,14 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
     """
     job = TrainingJob.parse(config)
     ranks = join(job.order.stage.layout)
-    with node_folder(job.order) as folder:
+    with node_folder(job.order) as folder, node_cache(job.order) as cache:
         recorder = None
         if ranks.is_first:
             keys = keys_of(job.order)
             recorder = Recorder(job.order.store, keys, folder, job.training.steps)
             recorder.phase("loading")
         try:
-            return _Stage(job, ranks, recorder, folder).run()
+            return _Stage(job, ranks, recorder, folder, cache).run()
         finally:
             if recorder is not None:
                 recorder.close()
@@ -84,14 +85,21 @@ class _Stage:
     """One rank's view of one training attempt."""
 
     def __init__(
-        self, job: TrainingJob, ranks: Ranks, recorder: Recorder | None, folder: Path
+        self,
+        job: TrainingJob,
+        ranks: Ranks,
+        recorder: Recorder | None,
+        folder: Path,
+        cache: Cache | None,
     ) -> None:
         self.job, self.ranks, self.recorder, self.folder = job, ranks, recorder, folder
         self.training, self.order = job.training, job.order
         self.store = ObjectStore(job.order.store)
         self.keys = keys_of(job.order)
         self.family, self.settings = family_of(job.training.model)
-        data = [fetch(self.store, artefact, folder) for _, artefact in sorted(job.datasets.items())]
+        data = [
+            fetch(self.store, job.datasets[name], folder, cache) for name in sorted(job.datasets)
+        ]
         self.dataset = TokenDataset(data, "train", self.training.sequence)
         self.model = spread(
             self.family,
@@ -100,7 +108,6 @@ class _Stage:
             seed=self.order.seed,
             lora=job.lora,
             mixed=precision.policy(self.training.precision),
-            reshard=self.training.reshard_after_forward,
         )
         self.optimizers = optimizers.build(self.model, self.training.optimizer)
         self.metrics: dict[str, float] = {}

@@ -117,7 +117,7 @@ class Lab:
 
     def order(self, layout: Layout, *, run: str, stage: str, attempt: int = 1) -> AttemptOrder:
         """One attempt at a stage."""
-        cards = layout.data_parallel * layout.tp
+        cards = layout.cards
         return AttemptOrder(
             run=run,
             attempt=attempt,
