@@ -10,15 +10,18 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from octad.errors import CheckpointError, DataError, NotFoundError
 from octad.spec.artefacts import Artefact, ArtefactType
 from octad.spec.checkpoints import StoredFile
+from octad.storage.cache import Cache
 from octad.storage.lineage import MANIFEST, verify_files
 from octad.storage.objects import ObjectStore, digest_of
 
+_FILES_AT_ONCE = 4
 # Names that a store cannot hold: control characters, bytes that are no UTF-8, and an ending that
 # a local folder keeps for unfinished uploads.
 _UNFIT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|#\d+$")
@@ -94,14 +97,16 @@ def files_of(store: ObjectStore, artefact: Artefact) -> tuple[StoredFile, ...]:
     return files
 
 
-def fetch(store: ObjectStore, artefact: Artefact, folder: Path) -> Path:
+def fetch(store: ObjectStore, artefact: Artefact, folder: Path, cache: Cache | None = None) -> Path:
     """An artefact as a local folder or file, every byte of it checked.
+
+    A store that is a local folder gives the artefact in place, which must then not be written to.
 
     Args:
         store: Where it lies.
         artefact: What is wanted.
-        folder: Where to download to; a store that is a local folder gives the artefact in place,
-            which must then not be written to.
+        folder: Where to download to.
+        cache: Holds the files of a folder artefact instead; the path is good until it is closed.
 
     Raises:
         DataError: A file is missing or was changed; names it.
@@ -118,12 +123,20 @@ def fetch(store: ObjectStore, artefact: Artefact, folder: Path) -> Path:
         except CheckpointError as error:
             raise DataError(error.what, where=error.where) from None
         return local
-    target = folder / artefact.digest.removeprefix("sha256:")[:32]
-    for file in files:
+    target = (folder if cache is None else cache.held) / _short(artefact)
+
+    def bring(file: StoredFile) -> None:
         path = target / file.path
         if target.resolve() not in path.resolve().parents:
             raise DataError(f"names a file outside its folder: {file.path!r}", where=artefact.uri)
-        _download(store, f"{key}/{file.path}", path, file.digest)
+        inside = f"{key}/{file.path}"
+        if cache is None:
+            _download(store, inside, path, file.digest)
+        elif not path.exists():
+            cache.hold(file, path, lambda partial: _copy(store, inside, partial), store.url(inside))
+
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        list(pool.map(bring, files))
     return target
 
 
@@ -131,7 +144,7 @@ def _fetch_object(store: ObjectStore, artefact: Artefact, folder: Path) -> Path:
     key = store.key(artefact.uri)
     local = store.local_path(key)
     if local is None:
-        path = folder / artefact.digest.removeprefix("sha256:")[:32] / key.rpartition("/")[2]
+        path = folder / _short(artefact) / key.rpartition("/")[2]
         _download(store, key, path, artefact.digest)
         return path
     try:
@@ -146,13 +159,21 @@ def _fetch_object(store: ObjectStore, artefact: Artefact, folder: Path) -> Path:
 def _download(store: ObjectStore, key: str, path: Path, digest: str) -> None:
     """An object as a local file with this digest, where there is none yet."""
     if not path.exists():
-        try:
-            store.download(key, path)
-        except NotFoundError:
-            raise DataError("is missing", where=store.url(key)) from None
+        _copy(store, key, path)
     if stored_file(path.name, path).digest != digest:
         path.unlink()
         raise DataError("was changed: its digest is wrong", where=store.url(key))
+
+
+def _copy(store: ObjectStore, key: str, path: Path) -> None:
+    try:
+        store.download(key, path)
+    except NotFoundError:
+        raise DataError("is missing", where=store.url(key)) from None
+
+
+def _short(artefact: Artefact) -> str:
+    return artefact.digest.removeprefix("sha256:")[:32]
 
 
 def _files(raw: bytes, artefact: Artefact) -> tuple[StoredFile, ...]:

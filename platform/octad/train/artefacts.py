@@ -17,6 +17,7 @@ from octad.errors import StorageError
 from octad.spec.artefacts import Artefact
 from octad.spec.stages import AttemptOrder
 from octad.storage import artefacts
+from octad.storage.cache import Cache
 from octad.storage.objects import ObjectStore
 
 _FETCH_LIMIT = timedelta(hours=12)  # the largest dataset, over a slow line
@@ -45,15 +46,38 @@ def node_folder(order: AttemptOrder) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def fetch(store: ObjectStore, artefact: Artefact, folder: Path) -> Path:
+@contextmanager
+def node_cache(order: AttemptOrder) -> Iterator[Cache | None]:
+    """The node's cache, in the process that fetches for all, unless the store is a local folder.
+
+    Raises:
+        StorageError: It cannot be used.
+    """
+    if not _is_first_on_node() or ObjectStore(order.store).local_path("") is not None:
+        yield None
+        return
+    cache = Cache.of_node()
+    try:
+        yield cache
+    finally:
+        cache.close()
+
+
+def fetch(store: ObjectStore, artefact: Artefact, folder: Path, cache: Cache | None = None) -> Path:
     """A folder artefact as a local folder. Every rank calls this; it is there when it returns.
+
+    Args:
+        store: Where it lies.
+        artefact: What is wanted.
+        folder: Of the node; for what no cache takes.
+        cache: Of the node.
 
     Raises:
         DataError: A file is missing or was changed; raised on one rank of the node.
     """
     # Its own group: a download may take longer than any step.
     waiting = dist.new_group(backend="gloo", timeout=_FETCH_LIMIT)
-    own = str(artefacts.fetch(store, artefact, folder)) if _is_first_on_node() else ""
+    own = str(artefacts.fetch(store, artefact, folder, cache)) if _is_first_on_node() else ""
     found: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
     dist.all_gather_object(found, (_node(), own), group=waiting)
     dist.destroy_process_group(waiting)

@@ -11,9 +11,10 @@ from torch import nn
 
 from octad.data.shards import TokenDataset
 from octad.spec.checkpoints import Manifest
+from octad.storage.cache import Cache
 from octad.storage.objects import ObjectStore
 from octad.train import states
-from octad.train.artefacts import fetch, node_folder
+from octad.train.artefacts import fetch, node_cache, node_folder
 from octad.train.checkpoint import load
 from octad.train.generate import generate
 from octad.train.loss import IGNORE, split_vocabulary, summed_loss
@@ -37,8 +38,8 @@ def evaluate(config: dict[str, Any]) -> dict[str, Any]:
     job = EvaluationJob.parse(config)
     ranks = join(job.order.stage.layout)
     store = ObjectStore(job.order.store)
-    with node_folder(job.order) as folder:
-        datasets = _datasets(job, store, folder)
+    with node_folder(job.order) as folder, node_cache(job.order) as cache:
+        datasets = _datasets(job, store, folder, cache)
         prompt = _prompt(job, datasets)
         losses: dict[str, dict[str, float]] = {}
         samples: dict[str, list[int]] = {}
@@ -62,9 +63,11 @@ def evaluate(config: dict[str, Any]) -> dict[str, Any]:
         return {"losses": losses, "tokens": tokens, "prompt": prompt, "samples": samples}
 
 
-def _datasets(job: EvaluationJob, store: ObjectStore, folder: Path) -> dict[str, TokenDataset]:
+def _datasets(
+    job: EvaluationJob, store: ObjectStore, folder: Path, cache: Cache | None
+) -> dict[str, TokenDataset]:
     return {
-        name: TokenDataset(fetch(store, artefact, folder), "heldout", job.sequence)
+        name: TokenDataset(fetch(store, artefact, folder, cache), "heldout", job.sequence)
         for name, artefact in job.datasets.items()
     }
 
