@@ -34,6 +34,7 @@ from statistics import median
 from typing import Self
 
 import torch
+from torch import nn
 
 from octad.train.cards import peak_flops
 from octad.train.mesh import Ranks
@@ -75,6 +76,11 @@ class StepMeter:
     def is_waiting(self) -> bool | None:
         """This process waits for others at the moment; None where it cannot tell."""
         return None if self._clock is None else self._clock.is_waiting
+
+    def watch(self, module: nn.Module) -> None:
+        """Say what is called in a step: some of it waits for others in its own way."""
+        if self._clock is not None:
+            self._clock.watch(module)
 
     def __enter__(self) -> Self:
         """The first step begins now."""

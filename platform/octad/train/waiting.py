@@ -20,6 +20,8 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 _COLLECTIVES = ("nccl", "hccl")
 _NS = 1e-9
@@ -31,7 +33,8 @@ class HostClock:
 
     gloo has no hook for this, so the two functions in which a thread can wait are replaced while
     training: `Work.wait`, below all of `torch.distributed`, FSDP and pipelines, and `wait_tensor`,
-    below DTensor. What another thread waits for (a checkpoint's) does not count.
+    below DTensor. DDP waits elsewhere: `watch`. What another thread waits for (a checkpoint's)
+    does not count.
 
     Attributes:
         is_waiting: Read from a watchdog's thread.
@@ -40,7 +43,7 @@ class HostClock:
     def __init__(self) -> None:
         self.is_waiting = False
         self._thread = threading.get_ident()
-        self._waited_s = 0.0
+        self._waited_s = self._began_s = 0.0
 
     def __enter__(self) -> Self:
         self._wait, self._wait_tensor = dist.Work.wait, functional.wait_tensor
@@ -59,6 +62,31 @@ class HostClock:
     def stop(self) -> float:
         """Seconds of the step that were spent waiting."""
         return self._waited_s
+
+    def watch(self, module: nn.Module) -> None:
+        """Count what DDP waits for: gradients still on their way when all of its own are computed.
+
+        It does so in C++, in a callback at the end of the backward pass. One of ours is queued
+        before it, and queues another one after it.
+        """
+
+        def backward_began(_: Tensor) -> None:
+            _queue(self._computed)
+
+        def called(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and output.requires_grad:
+                output.register_hook(backward_began)
+
+        if isinstance(module, DistributedDataParallel):
+            module.register_forward_hook(called)
+
+    def _computed(self) -> None:
+        self.is_waiting, self._began_s = True, time.perf_counter()
+        _queue(self._came)
+
+    def _came(self) -> None:
+        self.is_waiting = False
+        self._waited_s += time.perf_counter() - self._began_s
 
     def _timed(self, wait: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **options: Any) -> Any:
@@ -99,6 +127,9 @@ class KernelClock:
             self._profile = torch.profiler.profile(activities=[self._activity])
             self._profile.start()
 
+    def watch(self, module: nn.Module) -> None:
+        """Nothing: kernels are seen whoever starts them."""
+
     def stop(self) -> float | None:
         """Seconds in collectives alone."""
         if self._profile is None:
@@ -124,6 +155,11 @@ def clock_of(device: torch.device) -> HostClock | KernelClock | None:
     if torch.profiler.ProfilerActivity.CUDA in torch.profiler.supported_activities():
         return KernelClock(torch.profiler.ProfilerActivity.CUDA)
     return None
+
+
+def _queue(callback: Callable[[], None]) -> None:
+    """Call it at the end of the backward pass that is running, after those queued before."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)  # noqa: SLF001
 
 
 def alone_ns(collectives: Sequence[Interval], others: Sequence[Interval]) -> int:

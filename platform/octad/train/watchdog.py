@@ -93,15 +93,19 @@ class Watchdog:
                     self._allowed_s + _TELL_LIMIT_S + _GRACE_S, exit=True, file=_STDERR
                 )
                 now_s = time.monotonic()
-                # A process that was stopped as a whole, or starved, has not been idle by itself.
-                self._idle_s += min(now_s - before_s, 2 * self._tick_s)
-                before_s = now_s
-                if self._num_pauses:
-                    self._idle_s = 0.0
-                elif self._idle_s > self._allowed_s:
+                if self._is_hung(now_s - before_s):
                     self._end()
+                before_s = now_s
         finally:
             faulthandler.cancel_dump_traceback_later()
+
+    def _is_hung(self, passed_s: float) -> bool:
+        """Whether it is, after so much more time."""
+        # A process that was stopped as a whole, or starved, has not been idle by itself.
+        self._idle_s += min(passed_s, 2 * self._tick_s)
+        if self._num_pauses:
+            self._idle_s = 0.0
+        return self._idle_s > self._allowed_s
 
     def _end(self) -> None:
         since = "since the start" if self._step is None else f"since step {self._step}"
