@@ -33,6 +33,7 @@ class MixedOrder:
         scale = max(1, _ROUND_SAMPLES // sum(weights.values()))
         self._quotas = np.array([weights[name] * scale for name in sizes], np.int64)
         self._owners = np.repeat(np.arange(len(sizes)), self._quotas)
+        self._counts = np.concatenate([np.arange(quota) for quota in self._quotas])
         self._rounds = Order(len(self._owners), _key(seed, ""))
         self._orders = [Order(size, _key(seed, name)) for name, size in sizes.items()]
         self._firsts = np.cumsum([0, *sizes.values()], dtype=np.int64)[:-1]
@@ -42,25 +43,23 @@ class MixedOrder:
         owners, places = self._places(positions)
         indices = np.empty_like(positions)
         for number, (order, first) in enumerate(zip(self._orders, self._firsts, strict=True)):
-            own = owners == number
-            indices[own] = first + order.at(places[own])
+            own = np.flatnonzero(owners == number)
+            if own.size:
+                indices[own] = first + order.at(places[own])
         return indices
 
     def _places(self, positions: Indices) -> tuple[Indices, Indices]:
         """For each position, whose it is, and how many of that dataset came before it."""
         size = len(self._owners)
         rounds, slots = np.divmod(positions, size)
-        owners, places = np.empty_like(positions), np.empty_like(positions)
-        for number in np.unique(rounds):
-            owner_at = self._owners[self._rounds.batch(int(number) * size, size)]
-            earlier = np.empty(size, np.int64)
-            earlier[np.argsort(owner_at, kind="stable")] = np.concatenate(
-                [np.arange(quota) for quota in self._quotas]
-            )
-            chosen = rounds == number
-            owners[chosen] = owner_at[slots[chosen]]
-            places[chosen] = number * self._quotas[owners[chosen]] + earlier[slots[chosen]]
-        return owners, places
+        numbers, which = np.unique(rounds, return_inverse=True)
+        whole = numbers[:, None] * size + np.arange(size)
+        owner_at = self._owners[self._rounds.at(whole.ravel())].reshape(whole.shape)
+        earlier = np.empty_like(owner_at)
+        by_owner = np.argsort(owner_at, axis=1, kind="stable")
+        np.put_along_axis(earlier, by_owner, self._counts[None], axis=1)
+        owners = owner_at[which, slots]
+        return owners, rounds * self._quotas[owners] + earlier[which, slots]
 
 
 def _key(seed: int, name: str) -> int:

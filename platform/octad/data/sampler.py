@@ -45,30 +45,26 @@ class Order:
         """
         if position < 0 or size < 0:
             raise ValueError(f"no batch of {size} at position {position}")
+        if size == 0:
+            return np.empty(0, np.int64)
         return self.at(np.arange(position, position + size, dtype=np.int64))
 
     def at(self, positions: Indices) -> Indices:
         """Indices of the samples at any positions, one for each."""
         epochs, places = np.divmod(positions, self.num_samples)
-        indices = np.empty_like(positions)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            indices[chosen] = self._permuted(int(epoch), places[chosen].astype(np.uint64))
-        return indices
-
-    def _permuted(self, epoch: int, words: _Words) -> Indices:
-        keys = _keys(self.seed, epoch)
-        words = self._network(words, keys)
+        epochs, numbers = np.unique(epochs, return_inverse=True)
+        keys = np.stack([_keys(self.seed, int(epoch)) for epoch in epochs])[numbers]
+        words = self._network(places.astype(np.uint64), keys)
         # Walk on from what falls outside; each walk ends, as the network is a permutation.
         outside = np.flatnonzero(words >= self.num_samples)
         while outside.size:
-            words[outside] = self._network(words[outside], keys)
+            words[outside] = self._network(words[outside], keys[outside])
             outside = outside[words[outside] >= self.num_samples]
         return words.astype(np.int64)
 
     def _network(self, words: _Words, keys: _Words) -> _Words:
         left, right = words >> self._shift, words & self._mask
-        for key in keys:
+        for key in keys.T:
             left, right = right, left ^ (_mixed(right ^ key) & self._mask)
         return (left << self._shift) | right
 
