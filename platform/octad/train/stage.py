@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from octad.errors import CheckpointError, ConfigError
+from octad.errors import CheckpointError, ConfigError, StageError
 from octad.ports.stages import Context
 from octad.spec.artefacts import Artefact
 from octad.spec.checkpoints import Manifest
@@ -80,13 +80,21 @@ def on_workers(context: Context, function: str, job: dict[str, Any]) -> dict[str
     """Run a function on every card of the attempt; what rank 0 returned.
 
     Raises:
-        OctadError: What a worker raised, or StageError for one that died.
+        OctadError: What a worker raised, or StageError for one that died, or for a step that hung.
     """
     from octad.train.group import run_group  # noqa: PLC0415  ray is not there on a laptop
+    from octad.train.watchdog import hang_of  # noqa: PLC0415  nor obstore
 
     order = context.order
     name = f"{order.run}-{order.stage.name}-{order.attempt}"
-    return run_group(function, job, cards=order.stage.cards, name=name)
+    try:
+        return run_group(function, job, cards=order.stage.cards, name=name)
+    except StageError as error:
+        keys = StageKeys(order.run, order.stage.name).attempt(order.attempt)
+        hang = hang_of(context.store, keys)
+        if hang is None:
+            raise
+        raise hang from error
 
 
 def verified(context: Context, checkpoint: Artefact) -> Manifest:

@@ -64,6 +64,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
+        self._set_timer()
         self._thread.start()
         return self
 
@@ -89,15 +90,19 @@ class Watchdog:
         before_s = time.monotonic()
         try:
             while not self._ended.wait(self._tick_s):
-                faulthandler.dump_traceback_later(
-                    self._allowed_s + _TELL_LIMIT_S + _GRACE_S, exit=True, file=_STDERR
-                )
+                self._set_timer()
                 now_s = time.monotonic()
                 if self._is_hung(now_s - before_s):
                     self._end()
                 before_s = now_s
         finally:
             faulthandler.cancel_dump_traceback_later()
+
+    def _set_timer(self) -> None:
+        """For the case that this thread does not get to run; set again, it starts anew."""
+        faulthandler.dump_traceback_later(
+            self._allowed_s + _TELL_LIMIT_S + _GRACE_S, exit=True, file=_STDERR
+        )
 
     def _is_hung(self, passed_s: float) -> bool:
         """Whether it is, after so much more time."""
@@ -152,7 +157,7 @@ def hang_of(store: ObjectStore, keys: AttemptKeys) -> StageError | None:
     more = f", and {len(culprits) - 1} more" if len(culprits) > 1 else ""
     return StageError(
         f"{culprits[0]}{more}",
-        where=keys.hangs,
+        where=store.url(keys.hangs),
         hint="every rank's stacks are there; raise step_timeout_s if steps may take this long",
     )
 
