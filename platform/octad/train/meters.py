@@ -71,6 +71,7 @@ class StepMeter:
         self._own_s: list[float] = []
         self._shares: list[float] = []
         self._windows_to_sample = 1
+        self._is_sampled = False
 
     @property
     def is_waiting(self) -> bool | None:
@@ -134,7 +135,8 @@ class StepMeter:
             return
         is_end = _ends_window(self._num_steps + 1)
         self._windows_to_sample -= is_end
-        clock, is_sampled = self._clock, is_end and self._windows_to_sample <= 0
+        self._is_sampled = is_end and self._windows_to_sample <= 0
+        clock, is_sampled = self._clock, self._is_sampled
         self._costing(lambda: clock.start(is_sampled=is_sampled))
 
     def _costing(self, call: Callable[[], float | None]) -> float | None:
@@ -155,8 +157,9 @@ class StepMeter:
             step, window, is_judged=is_whole or len(self._own_s) >= _LEAST_WINDOW
         )
         self._own_s, self._shares, self._cost_s = [], [], 0.0
-        # All ranks sample the same steps, so seldom that the dearest of them keeps to its share.
-        self._windows_to_sample = math.ceil(cost_s / (_MOST_COST * _WINDOW * taken_s)) or 1
+        if self._is_sampled:
+            # All ranks sample the same steps, so seldom that the dearest keeps to its share.
+            self._windows_to_sample = math.ceil(cost_s / (_MOST_COST * _WINDOW * taken_s)) or 1
         return metrics
 
 

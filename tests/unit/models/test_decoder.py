@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from octad.errors import ConfigError
-from octad.models.decoder import Settings, check, config_hf, layers, to_hf
+from octad.models.decoder import Settings, check, config_hf, flops_per_token, layers, to_hf
 from octad.models.decoder.network import Attention, Decoder, rotate, rotation
 from octad.spec.layouts import Layout
 
@@ -45,6 +45,30 @@ def test_tp_that_does_not_divide_names_both(
     settings = Settings.parse({**SMALL, **changes})
     with pytest.raises(ConfigError, match=f"{name} {size} cannot be divided by tp {tp}"):
         check(settings, Layout(dp_shard=1, tp=tp))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tied": False, "bias": False},
+        {"mlp": "swiglu", "mlp_width": 20, "kv_heads": 2, "positions": "rotary"},
+    ],
+)
+def test_flops_are_those_of_the_weights_that_multiply(changes: dict[str, Any]) -> None:
+    settings = Settings.parse({**SMALL, **changes})
+    with torch.device("meta"):
+        linear = [m for m in Decoder(settings).modules() if isinstance(m, torch.nn.Linear)]
+    weights = sum(layer.weight.numel() for layer in linear) + 31 * 16  # and the output layer
+    scores = 12 * 2 * 16 * 8
+    assert flops_per_token(settings, 8) == 6 * weights + scores
+    assert flops_per_token(settings, 8, adapters=True) == 4 * weights + scores
+
+
+def test_flops_of_gpt2_are_as_published() -> None:
+    """124M: 6 x 124e6 for its weights, tied, and 12 x 12 x 768 x 1024 for attention."""
+    gpt2 = Settings(vocab=50257, context=1024, width=768, depth=12, heads=12)
+    assert flops_per_token(gpt2, 1024) == pytest.approx(6 * 124e6 + 12 * 12 * 768 * 1024, rel=0.01)
 
 
 def test_rotation_depends_on_distance_only() -> None:
