@@ -40,18 +40,19 @@ class Peers:
 
     Args:
         ranks: This process among the others.
-        note: Tells the person something; a later note takes the place of an earlier one.
+        note: On the first rank. Tells the person something; a later note takes the place of an
+            earlier one.
     """
 
     def __init__(self, ranks: Ranks, note: Callable[[str], None] | None = None) -> None:
-        self._note = note or (lambda _: None)
+        self._note = note
         own = (os.environ.get("NODE_RANK", "0"), socket.gethostname(), ranks.pp_rank)
         found = [own] * ranks.world_size
         dist.all_gather_object(found, own)
         self._names = [f"rank {r} on node {n} ({host})" for r, (n, host, _) in enumerate(found)]
         self._is_pipeline = ranks.layout.pp > 1
         self._stragglers = Stragglers([pp_rank for *_, pp_rank in found])
-        self._told: dict[int, tuple[int, str]] = {}  # rank: since which step, and what
+        self._told: dict[int, str] = {}  # by rank
 
     def exchange(
         self, step: int, window: Window, *, is_judged: bool
@@ -81,21 +82,27 @@ class Peers:
     def _judge(self, step: int, own_s: list[float]) -> dict[str, float]:
         slowest = self._stragglers.judge(own_s)
         named = self._stragglers.named
-        for rank, slow in named.items():
-            since, _ = self._told.get(rank, (step, ""))
-            self._told[rank] = since, self._said(slow)
-        if self._told:
-            lines = [
-                f"{text}, since step {since}" if rank in named else f"{text}, until step {step}"
-                for rank, (since, text) in sorted(self._told.items())
-            ]
-            self._say("; ".join(lines))
-        self._told = {rank: told for rank, told in self._told.items() if rank in named}
+        if self._note is not None and set(named) != set(self._told):
+            self._tell(step, named, self._note)
         return {
             "slowest_rank": float(slowest.rank),
             "slowest_ratio": slowest.ratio,
             "stragglers": float(len(named)),
         }
+
+    def _tell(self, step: int, named: dict[int, Slow], note: Callable[[str], None]) -> None:
+        """Only when it has changed who is slow."""
+        for rank, slow in named.items():
+            self._told.setdefault(rank, f"{self._said(slow)}, seen at step {step}")
+        lines = []
+        for rank, said in sorted(self._told.items()):
+            if rank not in named:
+                del self._told[rank]
+            is_well = f"{said}; well again at step {step}"
+            lines.append(said if rank in named else is_well)
+        text = "; ".join(lines)
+        _LOG.warning("%s", text)
+        note(text)
 
     def _said(self, slow: Slow) -> str:
         reason = ", or its part of the pipeline holds more" if self._is_pipeline else ""
@@ -103,7 +110,3 @@ class Peers:
             f"{self._names[slow.rank]} is slow{reason}: its own work takes {slow.own_s:.3g} s of a "
             f"step, {slow.ratio:.1f} times the {slow.usual_s:.3g} s of the others"
         )
-
-    def _say(self, text: str) -> None:
-        _LOG.warning("%s", text)
-        self._note(text)
