@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 import octad
-from octad.errors import AccessError, ConflictError, NotFoundError, OctadError
+from octad.errors import AccessError, ConflictError, NotFoundError, OctadError, StorageError
 from octad.spec.runs import RunSubmission
 
 Json = dict[str, Any]
@@ -51,7 +51,16 @@ def stage(name: str, state: str = "running", **more: Any) -> Json:
         "reason": "",
         "cluster": None,
         "cards": 4,
-        "layout": {"pp": 1, "dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 2, "zero": 2},
+        "layout": {
+            "pp": 1,
+            "dp_replicate": 1,
+            "dp_shard": 2,
+            "cp": 1,
+            "tp": 2,
+            "zero": 2,
+            "pp_schedule": "1f1b",
+            "pp_parts_per_card": 2,
+        },
         "needs": {},
         "attempts": [],
         "artefacts": [],
@@ -102,6 +111,7 @@ class StandIn(ThreadingHTTPServer):
         self.logs: dict[tuple[str, str, int], bytes] = {}
         self.growing: set[str] = set()
         self.blobs: dict[str, bytes] = {}
+        self.is_store_down = False
         self.submitted: dict[str, Json] = {}
         self.resumed: list[Json] = []
         self.fleet: list[Json] = [{"clusters": [], "tracker_url": "http://127.0.0.1:5000"}]
@@ -189,6 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return server.show(run)
             case "GET", ["runs", run, "stages", name, "attempts", number, "log"]:
                 return self._log(run, name, int(number), int(query["offset"]))
+            case _, ["blobs", _] if server.is_store_down:
+                raise StorageError("the store failed: no answer", where="s3://bucket")
             case "HEAD", ["blobs", digest]:
                 if digest not in server.blobs:
                     raise NotFoundError("no such blob")

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import IO
 
-from octad.client.wire import Wire
+from octad.client.wire import FIRST_SERVER_ERROR, Wire
 from octad.errors import NotFoundError
 
 _BLOCK = 1 << 20
@@ -16,10 +16,11 @@ _BLOCK = 1 << 20
 def has_blob(wire: Wire, digest: str) -> bool:
     """Whether the store holds this content (sha256 in hex)."""
     try:
-        wire.send("HEAD", f"/api/blobs/{digest}")
+        answer = wire.send("HEAD", f"/api/blobs/{digest}")
     except NotFoundError:
         return False
-    return True
+    # An answer to HEAD has no words: why the store fails is told when it is given the content.
+    return answer.status < FIRST_SERVER_ERROR
 
 
 def put_blob(wire: Wire, digest: str, body: bytes | IO[bytes]) -> None:

@@ -21,6 +21,7 @@ from octad.errors import AccessError, NotFoundError, OctadError, UnreachableErro
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _TIMEOUT_S = 30.0
 _LOST = (OSError, http.client.HTTPException)
+FIRST_SERVER_ERROR = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ class Wire:
         *,
         is_repeatable: bool = True,
     ) -> Answer:
-        """Send a request and return the answer.
+        """Send a request and return the answer; of HEAD also one of a server that fails, since it
+        cannot say why.
 
         Raises:
             OctadError: See `json`.
@@ -122,7 +124,8 @@ class Wire:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, 2.0)
                 continue
-            self._check(answer)
+            if method != "HEAD" or answer.status < FIRST_SERVER_ERROR:
+                self._check(answer)
             return answer
 
     def now_ms(self) -> int:

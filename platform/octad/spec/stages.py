@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from octad.spec.artefacts import Artefact
 from octad.spec.frozen import Spec
@@ -18,6 +18,11 @@ def _without_password(url: str) -> str:
     if parts.username or parts.password:
         raise ValueError("must hold no password: credentials come from the environment")
     return url
+
+
+def _as_word(value: object) -> object:
+    """`true` and `3` as a person types them for a client that reads words."""
+    return str(value).lower() if isinstance(value, bool | int) else value
 
 
 StageKind = str
@@ -60,7 +65,7 @@ class StoreSpec(Spec):
     """
 
     url: Url
-    options: dict[str, str] = Field(default_factory=dict)
+    options: dict[str, Annotated[str, BeforeValidator(_as_word)]] = Field(default_factory=dict)
 
 
 class TrackerSpec(Spec):

@@ -10,7 +10,7 @@ import pytest
 from octad.cli import follow
 from octad.cli.sending import made_title
 from octad.client.wire import Address, Wire
-from octad.errors import CapacityError
+from octad.errors import CapacityError, StorageError
 from octad.spec.names import checked_title
 
 Octad = Any
@@ -148,6 +148,13 @@ def test_follow_ends_with_a_summary_and_the_run(
     assert "pretrain  succeeded  alpha    4      dp_shard 2, tp 2" in done.out
     assert "Tuning lowers the perplexity of held-out tuning by 39.3%." in done.out
     assert "MLflow  http://127.0.0.1:5000/#/run" in done.out
+
+
+def test_a_store_that_fails_says_why(octad: Octad, stand_in: StandIn) -> None:
+    stand_in.is_store_down = True
+    done = octad("submit")
+    assert (done.code, done.out) == (StorageError.exit_code, "")
+    assert done.err == "octad: s3://bucket: the store failed: no answer\n"
 
 
 def test_demo_brings_up_sends_and_follows(octad: Octad, stand_in: StandIn) -> None:

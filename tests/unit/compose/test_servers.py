@@ -36,6 +36,13 @@ def test_what_is_typed_counts(home: Home) -> None:
     assert spec.tracker.kind == "none"
 
 
+def test_options_of_a_store_are_words_however_they_are_typed(home: Home) -> None:
+    typed = ["storage=s3", "storage.url=s3://b", "+storage.options.allow_http=true"]
+    spec = compose_server([*typed, "+storage.options.max_retries=3"], home)
+    options = {"region": "us-east-1", "allow_http": "true", "max_retries": "3"}
+    assert spec.storage.options == options
+
+
 @pytest.mark.parametrize(
     ("override", "where", "hint"),
     [
