@@ -110,6 +110,13 @@ def test_points_are_kept_once_and_infinity_is_no_number(mlflow: tuple[Tracker, A
     assert math.isnan(values[2500])
     assert math.isnan(values[2501])
     assert "step 2500" in client.get_run(stage).data.tags["octad.diverged"]
+    _, sound = begin(tracker, "sound")
+    tracker.log_points(sound, [point(1, loss=9.0)])
+    experiment = client.get_run(stage).info.experiment_id
+    for order in ("ASC", "DESC"):
+        found = client.search_runs([experiment], order_by=[f"metrics.loss {order}"])
+        ranked = [run.info.run_id for run in found if run.info.run_id in {sound, stage}]
+        assert ranked == [sound, stage], "what diverged is nobody's best"
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ class Loop:
         after_step: Called on every rank with the step, its metrics, and the sample indices that
             this rank used. Saves checkpoints, records, reports.
         blocked_s: Seconds that checkpoints have blocked so far.
+        diverged: Called with a step that is not finite and its metrics, before the stage fails.
         meter, watchdog: Running.
         end_of_text: The token that ends a document, where documents are kept apart.
     """
@@ -40,6 +41,7 @@ class Loop:
     training: Training
     after_step: Callable[[int, dict[str, float], Any], None]
     blocked_s: Callable[[], float]
+    diverged: Callable[[int, dict[str, float]], None]
     meter: StepMeter
     watchdog: Watchdog
     end_of_text: int | None = None
@@ -97,6 +99,7 @@ class Loop:
         loss, more = loss_sum / max(counted, 1), most / max(counted, 1)
         norm = more * math.sqrt(squared) if math.isfinite(squared) else math.inf
         if not (math.isfinite(loss) and math.isfinite(norm)):
+            self.diverged(step, {"loss": loss, "grad_norm": norm})
             raise StageError(
                 f"step {step}: loss {loss}, gradient norm {norm}",
                 where=optimizer.kind,

@@ -164,8 +164,7 @@ class _Stage:
         def after_step(step: int, metrics: dict[str, float], indices: Any) -> None:
             if self.training.record_samples and self.ranks.is_data_first:
                 self._record_samples(step, indices)
-            if self.recorder is not None:
-                self.recorder.step(step, metrics)
+            self._record(step, metrics)
             self.metrics = _final(metrics)
             if step % self.training.checkpoint_every == 0 or step == self.training.steps:
                 samples = start.samples + (step - start.step) * self.training.global_batch
@@ -189,6 +188,7 @@ class _Stage:
                 self.training,
                 after_step,
                 lambda: checkpointer.blocked_s,
+                self._record,
                 meter,
                 watchdog,
                 self.dataset.end_of_text if self.training.packing == "documents" else None,
@@ -221,6 +221,10 @@ class _Stage:
             is_waiting=lambda: meter.is_waiting,
             tell=teller(self.store, self.keys, rank, self._note("watchdog")),
         )
+
+    def _record(self, step: int, metrics: dict[str, float]) -> None:
+        if self.recorder is not None:
+            self.recorder.step(step, metrics)
 
     def _note(self, topic: str) -> Callable[[str], None] | None:
         return None if self.recorder is None else partial(self.recorder.note, topic=topic)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
@@ -102,7 +103,13 @@ def test_a_loss_that_is_not_finite_stops_before_anything_is_committed(lab: Lab) 
     assert StageError.__name__ in group.log
     assert "lower optimizer.lr" in group.log
     good = lineage.positions(lab.store, StageKeys("nan", "pretrain"))
-    assert [p.step for p in good] == sorted(lab.steps(job))
+    *sound, diverged = lab.steps(job).items()
+    assert [p.step for p in good] == [step for step, _ in sound]
+    assert all(math.isfinite(metrics["loss"]) for _, metrics in sound)
+    assert not all(math.isfinite(float(value)) for value in diverged[1].values())
+    last = lineage.newest_good(lab.store, StageKeys("nan", "pretrain"))
+    assert last is not None
+    assert last[1].position == good[-1]
 
 
 def test_other_data_under_a_checkpoint_is_refused(lab: Lab) -> None:
