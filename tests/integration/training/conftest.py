@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +172,30 @@ class Lab:
     def train(self, jobs: Sequence[TrainingJob], size: int) -> list[Any]:
         """Train one job after the other in one group of processes."""
         return self.run([(TRAIN, job.plain()) for job in jobs], size)
+
+    def run_groups(self, groups: Sequence[tuple[int, Calls]], limit_s: float) -> None:
+        """Groups of these sizes one after the other: quicker than `run` for each."""
+        folder = self.folder / uuid.uuid4().hex
+        for number, (size, calls) in enumerate(groups):
+            place = folder / f"{number:03d}"
+            place.mkdir(parents=True)
+            (place / "size").write_text(str(size))
+            (place / "calls.json").write_text(json.dumps(calls))
+        log = folder.with_suffix(".log")
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, RANK.with_name("groups.py"), folder],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            assert process.wait(limit_s) == 0, log.read_text()[-6000:]
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     def steps(self, job: TrainingJob) -> dict[int, dict[str, float]]:
         """What the attempt recorded, by step."""

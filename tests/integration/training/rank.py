@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 
 
-def main() -> None:
-    rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+def work(rank: int, size: int, folder: Path) -> None:
     os.environ["LOCAL_RANK"], os.environ["NODE_RANK"] = str(rank), "0"
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -34,4 +33,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    work(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
