@@ -67,9 +67,9 @@ class Group:
         """The end of what they have printed."""
         return (self.folder / "log").read_text()[-6000:]
 
-    def returned(self) -> list[Any]:
+    def returned(self, limit_s: float = LIMIT_S) -> list[Any]:
         """What rank 0 returned, when all have ended well."""
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + limit_s
         for process in self.processes:
             assert process.wait(max(0.1, deadline - time.monotonic())) == 0, self.log
         found: list[Any] = json.loads((self.folder / "returned.json").read_text())
@@ -90,13 +90,13 @@ class Lab:
         self.store = ObjectStore(StoreSpec(url=(folder / "store").as_uri()))
         self.corpus = self.dataset("corpus", stride=7)
 
-    def dataset(self, name: str, *, stride: int) -> Artefact:
+    def dataset(self, name: str, *, stride: int, tokens: int = 16 * 97) -> Artefact:
         """A dataset whose next token is mostly the last one plus `stride`."""
         folder = self.folder / name
         folder.mkdir()
         rng = np.random.default_rng(stride)
         splits = {}
-        for split, length in (("train", 16 * 97 + 1), ("heldout", 16 * 21 + 1)):
+        for split, length in (("train", tokens + 1), ("heldout", 16 * 21 + 1)):
             steps = np.where(rng.random(length) < 0.9, stride, rng.integers(0, VOCAB, length))
             path = folder / f"{split}-00000.arrow"
             with ShardWriter(path, VOCAB) as writer:
@@ -161,11 +161,11 @@ class Lab:
         """Processes that make these calls one after the other."""
         return Group(calls, size, self.folder / uuid.uuid4().hex)
 
-    def run(self, calls: Calls, size: int) -> list[Any]:
+    def run(self, calls: Calls, size: int, limit_s: float = LIMIT_S) -> list[Any]:
         """The same, to the end."""
         group = self.start(calls, size)
         try:
-            return group.returned()
+            return group.returned(limit_s)
         finally:
             group.kill()
 
