@@ -61,7 +61,7 @@ def gives(settings: Settings) -> Mapping[str, Port]:
 
 def check(spec: StageSpec, settings: Settings) -> None:
     """Refuse layouts that validation cannot use (ConfigError)."""
-    for axis in ("tp", "pp"):
+    for axis in ("tp", "cp", "pp"):
         size = getattr(spec.layout, axis)
         if size > 1:
             raise ConfigError(

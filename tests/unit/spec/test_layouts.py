@@ -42,5 +42,5 @@ def test_a_resolved_layout_uses_every_card(pp: int, replicate: int, tp: int, car
             layout.resolved(cards)
         return
     full = layout.resolved(cards)
-    assert full.pp * full.data_parallel * full.tp == cards
+    assert full.pp * full.data_parallel * full.tp == full.cards == cards
     assert full.resolved(cards) == full
