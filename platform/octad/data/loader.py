@@ -23,8 +23,8 @@ _INDICES_AT_ONCE = 4096
 class Samples(Protocol):
     """What a loader needs of a dataset."""
 
-    def tokens(self, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Samples by index, one a row."""
+    def tokens(self, indices: NDArray[np.int64], out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Samples by index, one a row; into what an earlier call gave, if it is handed back."""
         ...
 
 
@@ -42,6 +42,7 @@ class Batch:
 
     Attributes:
         tokens: Unsigned integers as the dataset has them, [samples of this rank, sequence + 1].
+            Good until the next batch is taken.
         indices: Which samples these are.
         wait_s: Seconds the caller waited for it.
     """
@@ -95,6 +96,8 @@ class Loader(Iterator[Batch]):
         self._offset = rank * self._share
         self._batches = self._read(start)
         self._ahead: deque[Future[_Read]] = deque()
+        self._given: NDArray[Any] | None = None
+        self._spare: deque[NDArray[Any]] = deque()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="octad-loader")
         for _ in range(max(1, prefetch)):
             self._read_ahead()
@@ -104,6 +107,9 @@ class Loader(Iterator[Batch]):
         indices, tokens = self._ahead[0].result()
         wait_s = time.perf_counter() - began
         self._ahead.popleft()
+        if self._given is not None:
+            self._spare.append(self._given)
+        self._given = tokens
         self._read_ahead()
         self.samples += self._global_batch
         return Batch(tokens, indices, wait_s)
@@ -129,4 +135,7 @@ class Loader(Iterator[Batch]):
         for first in itertools.count(start, num_batches * self._global_batch):
             indices = self._order.at((first + places).ravel())
             for batch in indices.reshape(num_batches, self._share):
-                yield batch, self._dataset.tokens(batch)
+                yield (
+                    batch,
+                    self._dataset.tokens(batch, self._spare.popleft() if self._spare else None),
+                )

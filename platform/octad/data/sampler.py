@@ -53,7 +53,8 @@ class Order:
         """Indices of the samples at any positions, one for each."""
         epochs, places = np.divmod(positions, self.num_samples)
         epochs, numbers = np.unique(epochs, return_inverse=True)
-        keys = np.stack([_keys(self.seed, int(epoch)) for epoch in epochs])[numbers]
+        keys = np.stack([_keys(self.seed, int(epoch)) for epoch in epochs])
+        keys = keys[numbers] if len(epochs) > 1 else np.broadcast_to(keys, (len(places), _ROUNDS))
         words = self._network(places.astype(np.uint64), keys)
         # Walk on from what falls outside; each walk ends, as the network is a permutation.
         outside = np.flatnonzero(words >= self.num_samples)

@@ -110,7 +110,7 @@ class ShardWriter:
         self._held = np.empty(_BATCH_TOKENS, self._dtype)
         self._num_held = 0
 
-    def add(self, ids: list[int]) -> None:
+    def add(self, ids: list[int] | NDArray[Any]) -> None:
         """Append tokens."""
         tokens = np.asarray(ids, self._dtype)
         self.num_tokens += tokens.size
@@ -179,45 +179,54 @@ class TokenDataset:
             _opened(folder, file, split, sequence)
             for folder, file in zip(folders, files, strict=True)
         ]
-        self._pieces = [piece for stream in streams for piece in stream]
-        self._starts = _starts(piece.size for piece in self._pieces)
+        pieces = [piece for stream in streams for piece in stream if piece.size]
+        self._dtype = pieces[0].dtype
+        assert all(piece.dtype == self._dtype for piece in pieces), "one tokenizer, one width"
+        self._pieces = [piece.data.cast("B") for piece in pieces]
+        self._starts = _starts(piece.size for piece in pieces)
         tokens = [sum(piece.size for piece in stream) for stream in streams]
         self.num_samples = tuple((number - 1) // sequence for number in tokens)
         self._first_tokens = _starts(tokens)
         self._first_samples = _starts(self.num_samples)
-        self._dtype = np.result_type(*self._pieces)
 
     def __len__(self) -> int:
         return sum(self.num_samples)
 
-    def tokens(self, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Samples by index: uint16 or uint32, as they are stored; [indices, sequence + 1]."""
-        outside = (indices < 0) | (indices >= len(self))
-        if outside.any():
-            raise IndexError(f"no sample {indices[outside][0]} of {len(self)}")
-        samples = np.empty((len(indices), self.sequence + 1), self._dtype)
-        if len(indices):
-            np.concatenate(self._views(indices), out=samples.reshape(-1))
-        return samples
+    def tokens(self, indices: NDArray[np.int64], out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Samples by index: uint16 or uint32, as they are stored; [indices, sequence + 1].
 
-    def _views(self, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """What makes up the samples, one after the other: a view each, more where pieces end."""
+        Args:
+            indices: Which samples.
+            out: What an earlier call for as many gave, to be overwritten: fresh memory costs more
+                than the copy.
+        """
+        if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
+            raise IndexError(f"no sample {indices.min()} or {indices.max()} of {len(self)}")
+        if out is None:
+            out = np.empty((len(indices), self.sequence + 1), self._dtype)
+        numbers, begins = self._places(indices)
+        self._copy(numbers, begins, out.data.cast("B"), out.nbytes // max(1, len(out)))
+        return out
+
+    def _places(self, indices: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+        """For each sample the number of the piece that it begins in, and at which byte of it."""
         dataset = np.searchsorted(self._first_samples, indices, side="right") - 1
-        begins = (indices - self._first_samples[dataset]) * self.sequence
-        begins += self._first_tokens[dataset]
-        numbers = np.searchsorted(self._starts, begins, side="right") - 1
-        begins -= self._starts[numbers]
-        views = []
-        for number, begin in zip(numbers.tolist(), begins.tolist(), strict=True):
-            view = self._pieces[number][begin : begin + self.sequence + 1]
-            views.append(view)
-            missing = self.sequence + 1 - view.size
-            while missing:
-                number += 1  # noqa: PLW2901
-                view = self._pieces[number][:missing]
-                views.append(view)
-                missing -= view.size
-        return views
+        tokens = (indices - self._first_samples[dataset]) * self.sequence
+        tokens += self._first_tokens[dataset]
+        numbers = np.searchsorted(self._starts, tokens, side="right") - 1
+        tokens -= self._starts[numbers]
+        return numbers.tolist(), (tokens * self._dtype.itemsize).tolist()
+
+    def _copy(self, numbers: list[int], begins: list[int], out: memoryview, size: int) -> None:
+        """Copy so many bytes from each place; slices of bytes cost less than those of arrays."""
+        done = 0
+        for number, begin in zip(numbers, begins, strict=True):
+            end = done + size
+            while done < end:  # where a piece ends, the next one goes on
+                taken = self._pieces[number][begin : begin + end - done]
+                out[done : done + len(taken)] = taken
+                done += len(taken)
+                number, begin = number + 1, 0  # noqa: PLW2901
 
 
 def _starts(sizes: Iterable[int]) -> NDArray[np.int64]:

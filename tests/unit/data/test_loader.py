@@ -1,5 +1,7 @@
 """Batches of ranks: the same global batches on any number of them."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -12,7 +14,7 @@ from octad.errors import ConfigError
 class Numbers:
     """Sample i holds i and i + 1."""
 
-    def tokens(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def tokens(self, indices: NDArray[np.int64], out: Any = None) -> NDArray[np.int64]:
         return np.stack([indices, indices + 1], axis=1)
 
 
@@ -60,7 +62,7 @@ def test_ranks_that_do_not_divide_are_refused_with_both_numbers() -> None:
 
 def test_an_error_of_the_reader_reaches_the_caller() -> None:
     class Broken:
-        def tokens(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        def tokens(self, indices: NDArray[np.int64], out: Any = None) -> NDArray[np.int64]:
             raise OSError(f"gone: {len(indices)}")
 
     with (

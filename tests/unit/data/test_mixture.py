@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def test_the_order_is_pinned_for_checkpoints_written_before() -> None:
 class Numbers:
     """Sample i holds i."""
 
-    def tokens(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def tokens(self, indices: NDArray[np.int64], out: Any = None) -> NDArray[np.int64]:
         return indices[:, None]
 
 
