@@ -14,7 +14,7 @@ from moto.server import ThreadedMotoServer
 
 from octad.errors import ConfigError, NotFoundError, StorageError
 from octad.spec.stages import StoreSpec
-from octad.storage.objects import ObjectStore, digest_of
+from octad.storage.objects import ObjectStore, digest_of, part_bytes
 
 RACERS = 8
 
@@ -125,6 +125,37 @@ def test_a_stream_that_breaks_leaves_nothing(store: ObjectStore) -> None:
     assert store.size("half") is None
     root = store.local_path("")
     assert root is None or [path.name for path in root.rglob("*") if path.is_file()] == []
+
+
+def test_views_of_memory_are_taken_as_chunks(store: ObjectStore) -> None:
+    data = os.urandom(20_000_000)
+    whole = memoryview(data)
+    chunks = (whole[start : start + 3_000_000] for start in range(0, len(data), 3_000_000))
+    store.put_chunks("views", chunks, most_bytes=len(data))
+    assert store.digest("views") == digest_of(data)
+
+
+def test_a_range_is_a_file_of_its_own(store: ObjectStore) -> None:
+    data = os.urandom(20_000_000)
+    store.put("large", data)
+    with store.open_range("large", 1_000, 18_000_000) as part:
+        assert part.read() == data[1_000:18_001_000]
+        assert part.seek(-5, os.SEEK_END) == 17_999_995
+        assert part.read(100) == data[18_000_995:18_001_000]
+        part.seek(10)
+        assert part.read(3) == data[1_010:1_013]
+    with pytest.raises(StorageError):
+        store.open_range("large", 1_000, 20_000_000)
+    with pytest.raises(NotFoundError):
+        store.open_range("nothing", 0, 1)
+
+
+def test_parts_grow_with_the_object() -> None:
+    mib, tb = 1024**2, 10**12
+    assert part_bytes(0) == part_bytes(10**9) == 8 * mib
+    for size in (80 * 10**9, tb, 5 * tb):
+        assert size / part_bytes(size) <= 10_000
+        assert part_bytes(size) % mib == 0
 
 
 def test_a_large_object_is_read_by_requests_of_bounded_size(store: ObjectStore) -> None:

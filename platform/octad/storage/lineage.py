@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -24,6 +25,7 @@ from octad.storage.objects import ObjectStore, digest_of
 
 MANIFEST = "manifest.json"
 _CLAIM_TRIES = 5
+_FILES_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +182,16 @@ def verify_files(store: ObjectStore, folder_key: str, files: tuple[StoredFile, .
             raise CheckpointError(
                 f"{file.path} has {size} bytes, not {file.size}", where=store.url(key)
             )
-    for file, key in keys.items():
-        if _digest(store, key, file) != file.digest:
-            raise CheckpointError(
-                f"{file.path} was changed: its digest is wrong", where=store.url(key)
-            )
+    readers = ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="verify")
+    try:
+        digests = readers.map(lambda file: _digest(store, keys[file], file), keys)
+        for (file, key), digest in zip(keys.items(), digests, strict=True):
+            if digest != file.digest:
+                raise CheckpointError(
+                    f"{file.path} was changed: its digest is wrong", where=store.url(key)
+                )
+    finally:
+        readers.shutdown(cancel_futures=True)
 
 
 def claim(
@@ -214,23 +221,58 @@ def claim(
 
 
 def sweep(store: ObjectStore, order: AttemptOrder) -> int:
-    """Remove what older, fenced attempts never finished: checkpoints without a commit, and
-    artefacts of attempts without a result.
+    """Remove what older, fenced attempts left for nobody: checkpoints without a commit, commits
+    that count no more and never will, and artefacts of attempts without a result.
 
     Call it after `claim`. Returns the number of objects removed.
     """
     keys = StageKeys(order.run, order.stage.name)
+    fences = epochs(store, keys)
     removed = 0
     for attempt in _attempts(store, keys):
         if attempt >= order.attempt:
             continue
         older = keys.attempt(attempt)
+        has_result = store.size(older.result) is not None
+        # A life that was ended on purpose (`since`) may have given its checkpoints to others.
+        is_this_life = attempt >= order.since and not has_result
         for name in store.folders(older.checkpoints):
-            if store.size(f"{older.checkpoints}{name}/{MANIFEST}") is None:
-                removed += store.delete_folder(f"{older.checkpoints}{name}/")
-        if store.size(older.result) is None:
+            folder = f"{older.checkpoints}{name}"
+            position = _position(attempt, name)
+            is_committed = store.size(f"{folder}/{MANIFEST}") is not None
+            is_lost = is_this_life and position is not None and not counts(position, fences)
+            if is_lost or not is_committed:
+                removed += remove_checkpoint(store, folder)
+        if not has_result:
             removed += store.delete_folder(older.artefacts)
     return removed
+
+
+def remove_checkpoint(store: ObjectStore, folder_key: str) -> int:
+    """Remove a checkpoint: first its manifest, so that no half of it is taken for a whole one."""
+    manifest = f"{folder_key}/{MANIFEST}"
+    is_committed = store.size(manifest) is not None
+    store.delete([manifest])
+    return store.delete_folder(f"{folder_key}/") + is_committed
+
+
+def to_keep(committed: Sequence[Position], newest: int, every: int | None) -> set[Position]:
+    """Which commits of a stage stay.
+
+    Args:
+        committed: Those that count, oldest step first.
+        newest: How many of the newest stay.
+        every: Of each so many steps after the first so many, the earliest commit stays as well:
+            with saves at multiples of `every`, exactly those.
+    """
+    kept = set(committed[-newest:])
+    if every is not None:
+        seen = {0}
+        for position in committed:
+            if position.step // every not in seen:
+                seen.add(position.step // every)
+                kept.add(position)
+    return kept
 
 
 def artefact_of(store: ObjectStore, order: AttemptOrder, position: Position) -> Artefact:
@@ -273,8 +315,16 @@ def _committed(store: ObjectStore, keys: StageKeys, attempt: int) -> Iterator[Po
     folder = keys.attempt(attempt).checkpoints
     for meta in store.walk(folder):
         name, _, rest = meta.key.removeprefix(folder).partition("/")
-        if rest == MANIFEST and name.startswith("step-") and name[5:].isdigit():
-            yield Position(attempt=attempt, step=int(name[5:]))
+        position = _position(attempt, name)
+        if rest == MANIFEST and position is not None:
+            yield position
+
+
+def _position(attempt: int, folder: str) -> Position | None:
+    """What a folder's name says, if it is that of a checkpoint."""
+    if folder.startswith("step-") and folder[5:].isdigit():
+        return Position(attempt=attempt, step=int(folder[5:]))
+    return None
 
 
 def _digest(store: ObjectStore, key: str, file: StoredFile) -> str:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlparse
 
 import obstore
@@ -35,6 +37,7 @@ from obstore.store import from_url
 from octad.errors import ConfigError, NotFoundError, StorageError
 from octad.spec.frozen import nearest
 from octad.spec.stages import StoreSpec
+from octad.storage.files import open_range, write_file
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -44,6 +47,7 @@ SCHEMES = ("file", "s3", "gs", "az")
 # line, and eight of them with a few parts each under way must get each part through in time.
 _PART_BYTES = 8 * 1024 * 1024
 _PARTS_AT_ONCE = 4
+_MOST_PARTS = 9_000  # S3 takes 10,000
 # What may be said about a store besides its URL. None of it is a secret.
 _CLIENT_OPTIONS = ("allow_http", "connect_timeout", "timeout", "proxy_url")
 _RETRY_OPTIONS = ("max_retries", "retry_timeout_s")
@@ -127,17 +131,42 @@ class ObjectStore:
         """Upload a local file in parts; it appears whole or not at all."""
         with _translated(self.url(key)):
             obstore.put(
-                self._store, key, path, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE
+                self._store,
+                key,
+                path,
+                chunk_size=part_bytes(path.stat().st_size),
+                max_concurrency=_PARTS_AT_ONCE,
             )
 
-    def put_chunks(self, key: str, chunks: Iterable[bytes]) -> None:
+    def put_chunks(
+        self,
+        key: str,
+        chunks: Iterable[bytes | memoryview],
+        *,
+        most_bytes: int = 0,
+        is_synced: bool = True,
+    ) -> None:
         """Write or replace an object piece by piece; it appears whole or not at all.
 
-        What `chunks` raises comes out as it is, and nothing is left behind.
+        The next chunk is asked for while those before are on their way. What `chunks` raises comes
+        out as it is, and nothing is left behind.
+
+        Args:
+            key: Of the object.
+            chunks: Its content; none may change before this returns.
+            most_bytes: How large it can become, where that may be more than 70 GB.
+            is_synced: In a local folder: return only when the disk has it all.
         """
         with _translated(self.url(key)):
+            if self._root is not None:
+                write_file(self._root / key, chunks, is_synced=is_synced)
+                return
             obstore.put(
-                self._store, key, chunks, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE
+                self._store,
+                key,
+                chunks,
+                chunk_size=part_bytes(most_bytes),
+                max_concurrency=_PARTS_AT_ONCE,
             )
 
     def get(self, key: str) -> bytes:
@@ -157,7 +186,28 @@ class ObjectStore:
             StorageError: It is shorter.
         """
         with _translated(self.url(key)):
-            return bytes(obstore.get_range(self._store, key, start=offset, length=length))
+            found = bytes(obstore.get_range(self._store, key, start=offset, length=length))
+        if len(found) < length:  # S3 gives what there is
+            raise StorageError(f"ends {length - len(found)} bytes too early", where=self.url(key))
+        return found
+
+    def open_range(self, key: str, offset: int, length: int) -> IO[bytes]:
+        """`length` bytes of an object from `offset` on, as a file to read: of a local folder as
+        they are asked for, else fetched in parts, some at once.
+
+        Raises:
+            NotFoundError: There is none.
+            StorageError: It is shorter.
+        """
+        if self._root is not None:
+            with _translated(self.url(key)):
+                return open_range(self._root / key, offset, length)
+
+        def part(start: int) -> bytes:
+            return self.get_range(key, offset + start, min(_PART_BYTES, length - start))
+
+        with ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="read") as readers:
+            return io.BytesIO(b"".join(readers.map(part, range(0, length, _PART_BYTES))))
 
     def find(self, key: str) -> bytes | None:
         """The whole object, or None."""
@@ -222,6 +272,9 @@ class ObjectStore:
         Raises:
             NotFoundError: There is none.
         """
+        if self._root is not None:
+            with _translated(self.url(key)), (self._root / key).open("rb") as file:
+                return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
         sha = hashlib.sha256()
         for chunk in self.chunks(key):
             sha.update(chunk)
@@ -264,6 +317,12 @@ class ObjectStore:
     def bytes_free(self) -> int | None:
         """Space left, or None where the store has no such limit."""
         return None if self._root is None else shutil.disk_usage(self._root).free
+
+
+def part_bytes(size: int) -> int:
+    """How large the parts of an object's upload are: as small as its number of parts allows."""
+    mib = 1024 * 1024
+    return max(_PART_BYTES, -(-size // (_MOST_PARTS * mib)) * mib)
 
 
 def digest_of(data: bytes) -> str:

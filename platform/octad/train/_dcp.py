@@ -13,7 +13,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
@@ -38,11 +38,13 @@ from torch.futures import Future
 from octad.errors import CheckpointError, StorageError
 from octad.spec.checkpoints import Manifest, StoredFile
 from octad.storage.objects import ObjectStore, digest_of
+from octad.train._items import pieces
 
 METADATA = ".metadata"
 _DCP_VERSION = "1.0.0"
 # On top of the tensors: headers, plain values, the index.
 _OVERHEAD_BYTES_PER_ITEM, _SPARE_BYTES = 2048, 1 << 20
+_JOINED_BYTES = 1 << 20  # smaller pieces are joined up to this
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class ShardWriter(StorageWriter):
         token: Makes this writer's file names its own; the same on every rank.
         commit: Called on the first rank with the metadata's bytes and the shards of all ranks,
             when they are all in the store.
+        is_synced: In a local folder: wait until the disk has each shard.
     """
 
     def __init__(
@@ -69,9 +72,12 @@ class ShardWriter(StorageWriter):
         folder_key: str,
         token: str,
         commit: Callable[[bytes, tuple[StoredFile, ...]], None],
+        *,
+        is_synced: bool = True,
     ) -> None:
         super().__init__()
         self._store, self._folder, self._token, self._commit = store, folder_key, token, commit
+        self._is_synced = is_synced
         self._rank = 0
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -109,26 +115,16 @@ class ShardWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Stream this rank's items to one object."""
         name = f"shard-{self._rank:05d}-{self._token}.distcp"
-        written: list[tuple[WriteItem, int, int]] = []
-        sha = hashlib.sha256()
-        size = 0
-
-        def chunks() -> Iterator[bytes]:
-            nonlocal size
-            for item in plan.items:
-                raw = _serialised(item, planner)
-                written.append((item, size, len(raw)))
-                sha.update(raw)
-                size += len(raw)
-                yield raw
-
+        shard = _Shard(plan, planner)
         results: list[WriteResult] = []
         if plan.items:
-            self._store.put_chunks(f"{self._folder}/{name}", chunks())
-            file = StoredFile(path=name, size=size, digest=f"sha256:{sha.hexdigest()}")
+            most = sum(map(_planned_bytes, plan.items)) + _SPARE_BYTES
+            key = f"{self._folder}/{name}"
+            self._store.put_chunks(key, shard.chunks(), most_bytes=most, is_synced=self._is_synced)
+            file = StoredFile(path=name, size=shard.size, digest=shard.digest)
             results = [
                 _Written(item.index, length, _StorageInfo(name, offset, length), file)
-                for item, offset, length in written
+                for item, offset, length in shard.placed
             ]
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
@@ -194,26 +190,23 @@ class ShardReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what this rank needs, and nothing else."""
-        place, raw = None, b""
         for item in plan.items:
-            info: _StorageInfo = self._metadata.storage_data[item.storage_index]
-            if info != place:
-                place, raw = info, self._read(info)
-            if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, io.BytesIO(raw))
-            else:
-                _fill(item, planner, raw)
+            with self._open(self._metadata.storage_data[item.storage_index]) as raw:
+                if item.type == LoadItemType.BYTE_IO:
+                    planner.load_bytes(item, io.BytesIO(raw.read()))
+                else:
+                    _fill(item, planner, raw)
         future: Future[None] = Future()
         future.set_result(None)
         return future
 
-    def _read(self, info: _StorageInfo) -> bytes:
+    def _open(self, info: _StorageInfo) -> IO[bytes]:
         if info.relative_path not in self._listed:
             raise CheckpointError(
                 f"{info.relative_path} is not in the manifest", where=self._store.url(self._folder)
             )
         key = f"{self._folder}/{info.relative_path}"
-        return self._store.get_range(key, info.offset, info.length)
+        return self._store.open_range(key, info.offset, info.length)
 
     def _checked_metadata(self) -> Metadata:
         key = f"{self._folder}/{METADATA}"
@@ -296,20 +289,55 @@ def _planned_bytes(item: WriteItem) -> int:
     return tensor.chunk.sizes.numel() * tensor.properties.dtype.itemsize + _OVERHEAD_BYTES_PER_ITEM
 
 
-def _serialised(item: WriteItem, planner: SavePlanner) -> bytes:
+class _Shard:
+    """What one rank writes: its items, one after the other.
+
+    Attributes:
+        placed: Each item with its offset and length in bytes; known when all chunks are taken.
+    """
+
+    def __init__(self, plan: SavePlan, planner: SavePlanner) -> None:
+        self._plan, self._planner = plan, planner
+        self._sha = hashlib.sha256()
+        self.placed: list[tuple[WriteItem, int, int]] = []
+        self.size = 0
+
+    @property
+    def digest(self) -> str:
+        """Of the chunks taken so far."""
+        return f"sha256:{self._sha.hexdigest()}"
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """The content, hashed on the way: large tensors as they lie in memory, all else joined."""
+        small: list[bytes | memoryview] = []
+        num_small = 0
+        for item in self._plan.items:
+            offset = self.size
+            for piece in _pieces(item, self._planner):
+                self._sha.update(piece)
+                self.size += len(piece)
+                if len(piece) < _JOINED_BYTES:
+                    small.append(piece)
+                    num_small += len(piece)
+                if len(piece) >= _JOINED_BYTES or num_small >= _JOINED_BYTES:
+                    yield b"".join(small)
+                    small, num_small = [], 0
+                if len(piece) >= _JOINED_BYTES:
+                    yield piece
+            self.placed.append((item, offset, self.size - offset))
+        yield b"".join(small)
+
+
+def _pieces(item: WriteItem, planner: SavePlanner) -> Iterator[bytes | memoryview]:
     data = planner.resolve_data(item)
     if item.type == WriteItemType.BYTE_IO:
-        return cast("io.BytesIO", data).getvalue()
-    tensor = cast("Tensor", data).detach().cpu()
-    if tensor.untyped_storage().size() != tensor.nbytes:
-        tensor = tensor.clone()  # torch.save writes a view's whole storage
-    buffer = io.BytesIO()
-    torch.save(tensor, buffer)
-    return buffer.getvalue()
+        yield cast("io.BytesIO", data).getvalue()
+    else:
+        yield from pieces(cast("Tensor", data).cpu())
 
 
-def _fill(item: ReadItem, planner: LoadPlanner, raw: bytes) -> None:
-    saved = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+def _fill(item: ReadItem, planner: LoadPlanner, raw: IO[bytes]) -> None:
+    saved = torch.load(raw, map_location="cpu", weights_only=True)
     part = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
     target = planner.resolve_tensor(item).detach()
     if target.size() != part.size():

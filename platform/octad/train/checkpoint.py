@@ -13,10 +13,11 @@ import logging
 import secrets
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -42,6 +43,7 @@ from octad.train.recorder import Recorder
 _LOG = logging.getLogger(__name__)
 _GROUP_LIMIT = timedelta(hours=2)  # the slowest rank's upload, with the store's own retries
 _FLUSH_LIMIT_S = 120.0
+_LAST_PAUSES_S = (1.0, 5.0, 25.0)  # before the last save is tried again
 _TOPIC = "checkpoint"  # of the note: a newer failure takes the place of an older one
 
 
@@ -59,6 +61,7 @@ class Checkpointer:
         adapter: For an adapter: its settings.
         parent: The checkpoint that this attempt goes on from.
         keep: How many of the newest commits are kept.
+        keep_every: Of each so many steps, one commit is kept as well.
         recorder: On the first rank; it is flushed before each commit.
 
     Attributes:
@@ -79,12 +82,14 @@ class Checkpointer:
         adapter: Mapping[str, Any] | None = None,
         parent: Position | None = None,
         keep: int = 3,
+        keep_every: int | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         self.blocked_s = 0.0
         self.failures: list[str] = []
         self._store = ObjectStore(store)
-        self._order, self._keep, self._recorder = order, max(keep, 1), recorder
+        self._order, self._recorder = order, recorder
+        self._keep, self._keep_every = max(keep, 1), keep_every
         self._stage_keys = StageKeys(order.run, order.stage.name)
         self._keys = self._stage_keys.attempt(order.attempt)
         plain = json.loads(json.dumps(dict(model)))
@@ -115,6 +120,8 @@ class Checkpointer:
         )
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[Position] | None = None
+        self._again: Callable[[str], Position] | None = None  # the last save, by its token
+        self._token = ""
 
     def save(
         self, step: int, state: dict[str, Any], *, tokens: int, data: DataPosition | None
@@ -140,11 +147,15 @@ class Checkpointer:
             # The same on every rank, and on no other writer's.
             writer = [secrets.token_hex(4)]
             dist.broadcast_object_list(writer, src=0, group=self._group)
+            self._token = writer[0]
         say = {"tokens": tokens, "data": data}
-        self._pending = self._thread.submit(self._write, step, staged, writer[0], say)
+        self._again = partial(self._write, step, staged, say=say)
+        self._pending = self._thread.submit(self._again, self._token)
 
     def finish(self) -> Position | None:
         """Wait for the last save; the newest commit, or None. Every rank must call this.
+
+        One that fails is tried again a few times: what it would save is all that was trained.
 
         Raises:
             StorageError: The last save could not be committed.
@@ -152,9 +163,30 @@ class Checkpointer:
         """
         with self._timed():
             failure = self._settle()
-        if failure is not None:
-            raise failure
+            if failure is not None:
+                self._try_again()
         return self._newest
+
+    def _try_again(self) -> None:
+        """Save the last state until it is committed.
+
+        Raises:
+            StorageError: It cannot be.
+            FencedError: A newer attempt has begun.
+        """
+        assert self._again is not None
+        for number, pause_s in enumerate(_LAST_PAUSES_S, start=2):
+            time.sleep(pause_s)
+            is_last = number == len(_LAST_PAUSES_S) + 1
+            try:
+                self._newest = self._thread.submit(self._again, f"{self._token}x{number}").result()
+            except StorageError:
+                if is_last:
+                    raise
+            else:
+                self.failures.pop()
+                self._note(f"the checkpoint at step {self._newest.step} was saved at try {number}")
+                return
 
     def _settle(self) -> StorageError | None:
         """Wait for the save that is under way; why it was not committed, if so."""
@@ -178,7 +210,7 @@ class Checkpointer:
 
     # --- on the thread
 
-    def _write(self, step: int, staged: Any, token: str, say: dict[str, Any]) -> Position:
+    def _write(self, step: int, staged: Any, token: str, *, say: dict[str, Any]) -> Position:
         position = Position(attempt=self._order.attempt, step=step)
         folder = self._keys.checkpoint(step)
 
@@ -264,7 +296,9 @@ class Checkpointer:
 
     def _report(self, step: int, reason: OctadError) -> None:
         newest = "none is" if self._newest is None else f"step {self._newest.step} is"
-        text = f"the checkpoint at step {step} was not saved: {reason}; {newest} the newest"
+        self._note(f"the checkpoint at step {step} was not saved: {reason}; {newest} the newest")
+
+    def _note(self, text: str) -> None:
         _LOG.warning("%s", text)
         if self._recorder is not None:
             self._recorder.note(text, topic=_TOPIC)
@@ -273,14 +307,14 @@ class Checkpointer:
         """Remove the oldest commits, manifest first; only while a newer one is surely there."""
         try:
             committed = lineage.positions(self._store, self._stage_keys, self._order.since)
-            older = committed[: -self._keep]
+            kept = lineage.to_keep(committed, self._keep, self._keep_every)
+            older = [position for position in committed if position not in kept]
             if not older or not self._is_whole(committed[-1]):
                 return
             self._check_fence()
             for position in older:
                 keys = self._stage_keys.attempt(position.attempt)
-                self._store.delete([keys.manifest(position.step)])
-                self._store.delete_folder(f"{keys.checkpoint(position.step)}/")
+                lineage.remove_checkpoint(self._store, keys.checkpoint(position.step))
         except (FencedError, StorageError, CheckpointError) as error:
             _LOG.warning("older checkpoints stay for now: %s", error)
 
@@ -292,16 +326,19 @@ class Checkpointer:
         return all(sizes.get(f"{folder}/{file.path}") == file.size for file in manifest.files)
 
 
-def load(store: StoreSpec, folder_key: str, state: dict[str, Any]) -> Manifest:
+def load(
+    store: StoreSpec, folder_key: str, state: dict[str, Any], *, is_alone: bool = False
+) -> Manifest:
     """Fill `state` in place from a checkpoint, whatever size and layout wrote it.
 
-    Every rank must call this. Verify the checkpoint first (`octad.storage.lineage.verify`): this
+    Every rank must call this, or one that `is_alone`. Verify the checkpoint first (`octad.storage.lineage.verify`): this
     checks the index, not each shard.
 
     Args:
         store: Where it lies.
         folder_key: The checkpoint's folder, without a trailing slash.
         state: What is wanted: tensors of the right shape, sharded or not, in dicts.
+        is_alone: Only this rank loads.
 
     Returns:
         The manifest.
@@ -315,9 +352,9 @@ def load(store: StoreSpec, folder_key: str, state: dict[str, Any]) -> Manifest:
     reader = ShardReader(objects, folder, manifest)
     try:
         with warnings.catch_warnings():
-            if not dist.is_initialized():
+            if is_alone or not dist.is_initialized():
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            load_shards(state, storage_reader=reader, planner=PlainLoadPlanner())
+            load_shards(state, storage_reader=reader, planner=PlainLoadPlanner(), no_dist=is_alone)
     except CheckpointException as error:
         reason = _first_failure(error)
         if isinstance(reason, NotFoundError):

@@ -131,6 +131,63 @@ def test_sweep_removes_artefacts_of_attempts_without_a_result(store: ObjectStore
     assert store.size(KEYS.attempt(2).segment(0)) == 0
 
 
+def test_sweep_removes_what_a_fenced_attempt_committed_too_late(store: ObjectStore) -> None:
+    lineage.claim(store, order(store, 1))
+    base = commit(store, 1, 10)
+    lineage.claim(store, order(store, 2))
+    late = commit(store, 1, 20)
+    own = commit(store, 2, 15)
+    assert lineage.sweep(store, order(store, 2)) == 3
+    left = [len(list(store.walk(f"{folder}/"))) for folder in (base, late, own)]
+    assert left == [3, 0, 3]
+
+
+def test_sweep_keeps_what_a_life_before_gave_away(store: ObjectStore) -> None:
+    """A stage that was started anew, and one that has a result."""
+    lineage.claim(store, order(store, 1))
+    given = commit(store, 1, 10)
+    lineage.claim(store, order(store, 2, since=2))
+    assert lineage.sweep(store, order(store, 2, since=2)) == 0
+    result = commit(store, 2, 20)
+    store.put(KEYS.attempt(2).result, b"{}")
+    lineage.claim(store, order(store, 3, since=3))
+    commit(store, 2, 30)
+    assert lineage.sweep(store, order(store, 3, since=2)) == 0
+    assert [len(list(store.walk(f"{folder}/"))) for folder in (given, result)] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("steps", "newest", "every", "kept"),
+    [
+        ([10, 20, 30, 40], 2, None, [30, 40]),
+        ([10, 20, 30, 40, 50], 1, 20, [20, 40, 50]),
+        ([16, 32, 48, 64, 80], 1, 1000, [80]),
+        ([7, 23, 38, 55, 61, 80], 1, 20, [23, 55, 61, 80]),  # chosen by time, not by number
+        ([10], 3, 5, [10]),
+        ([], 3, 5, []),
+    ],
+)
+def test_the_newest_stay_and_one_of_each_so_many_steps(
+    steps: list[int], newest: int, every: int | None, kept: list[int]
+) -> None:
+    committed = [Position(attempt=1, step=step) for step in steps]
+    stay = lineage.to_keep(committed, newest, every)
+    assert sorted(position.step for position in stay) == kept
+
+
+@given(st.lists(st.integers(1, 500), unique=True), st.integers(1, 5), st.integers(1, 50))
+def test_what_stays_does_not_depend_on_when_one_looks(
+    steps: list[int], newest: int, every: int
+) -> None:
+    present: list[Position] = []
+    for step in sorted(steps):
+        present.append(Position(attempt=1, step=step))
+        stay = lineage.to_keep(present, newest, every)
+        present = [position for position in present if position in stay]
+    everything = [Position(attempt=1, step=step) for step in sorted(steps)]
+    assert set(present) == lineage.to_keep(everything, newest, every)
+
+
 def _flip(path: Path, place: int) -> None:
     raw = bytearray(path.read_bytes())
     raw[place] ^= 1

@@ -131,10 +131,10 @@ def one_rank_fails(store: StoreSpec, target: Path, layout: Layout) -> None:
     )
     put = ObjectStore.put_chunks
 
-    def fails(self: ObjectStore, key: str, chunks: Any) -> None:
+    def fails(self: ObjectStore, key: str, chunks: Any, **how: Any) -> None:
         if dist.get_rank() == dist.get_world_size() - 1 and "0000000001/" in key:
             raise StorageError("no space left", where=key)
-        put(self, key, chunks)
+        put(self, key, chunks, **how)
 
     ObjectStore.put_chunks = fails  # type: ignore[method-assign]
     for step in (1, 2):
@@ -154,7 +154,7 @@ def killed(moment: str) -> None:
         if "step-0000000020" in key and now == moment:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def put_chunks(self: ObjectStore, key: str, chunks: Any) -> None:
+    def put_chunks(self: ObjectStore, key: str, chunks: Any, **how: Any) -> None:
         def dying() -> Any:
             for number, chunk in enumerate(chunks):
                 yield chunk
@@ -162,7 +162,7 @@ def killed(moment: str) -> None:
                     die_if(key, "in a shard")
 
         die_if(key, "before the shard")
-        real_put(self, key, dying())
+        real_put(self, key, dying(), **how)
         die_if(key, "after the shard")
 
     def create(self: ObjectStore, key: str, data: bytes) -> bool:

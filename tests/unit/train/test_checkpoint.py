@@ -43,6 +43,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pauses between tries."""
+    monkeypatch.setattr(checkpoint, "_LAST_PAUSES_S", (0.0, 0.0, 0.0))
+
+
 @pytest.fixture
 def spec(tmp_path: Path) -> StoreSpec:
     return StoreSpec(url=(tmp_path / "store").as_uri())
@@ -136,9 +142,9 @@ def test_what_changes_right_after_save_is_not_saved(
     gate = threading.Event()
     upload = ObjectStore.put_chunks
 
-    def gated(self: ObjectStore, key: str, chunks: Iterable[bytes]) -> None:
+    def gated(self: ObjectStore, key: str, chunks: Iterable[bytes], **how: Any) -> None:
         assert gate.wait(30)
-        upload(self, key, chunks)
+        upload(self, key, chunks, **how)
 
     monkeypatch.setattr(ObjectStore, "put_chunks", gated)
     live = state(1)
@@ -281,10 +287,10 @@ def test_a_save_that_fails_leaves_the_older_one_and_the_next_works(
     method, _, name = broken.partition(" ")
     real = getattr(ObjectStore, method)
 
-    def fails(self: ObjectStore, key: str, data: Any) -> Any:
+    def fails(self: ObjectStore, key: str, data: Any, **how: Any) -> Any:
         if "step-0000000020" in key and key.endswith(name):
             raise StorageError("no space left", where=key)
-        return real(self, key, data)
+        return real(self, key, data, **how)
 
     monkeypatch.setattr(ObjectStore, method, fails)
     saver.save(20, state(2), tokens=0, data=None)
@@ -302,7 +308,10 @@ def test_a_save_that_fails_leaves_the_older_one_and_the_next_works(
 
 
 def test_the_last_save_must_be_committed(spec: StoreSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_self: ObjectStore, key: str, _chunks: Iterable[bytes]) -> None:
+    tries = []
+
+    def fails(_self: ObjectStore, key: str, _chunks: Iterable[bytes], **_how: Any) -> None:
+        tries.append(key)
         raise StorageError("no space left", where=key)
 
     monkeypatch.setattr(ObjectStore, "put_chunks", fails)
@@ -311,6 +320,26 @@ def test_the_last_save_must_be_committed(spec: StoreSpec, monkeypatch: pytest.Mo
     saver.save(10, state(1), tokens=0, data=None)
     with pytest.raises(StorageError, match="no space left"):
         saver.finish()
+    assert len(tries) == 4
+
+
+def test_the_last_save_is_tried_again(spec: StoreSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, tries = ObjectStore.put_chunks, []
+
+    def fails_twice(self: ObjectStore, key: str, chunks: Iterable[bytes], **how: Any) -> None:
+        tries.append(key)
+        if len(tries) < 3:
+            raise StorageError("the store failed", where=key)
+        real(self, key, chunks, **how)
+
+    monkeypatch.setattr(ObjectStore, "put_chunks", fails_twice)
+    saver = checkpointer(spec)
+    live = state(1)
+    saver.save(10, live, tokens=0, data=None)
+    live["model"]["w"].zero_()
+    assert saver.finish() == Position(attempt=1, step=10)
+    assert same(loaded(spec, Position(attempt=1, step=10)), state(1))
+    assert len(files(spec)) == 3, "what failed is removed"
 
 
 def test_a_commit_waits_for_the_metrics_of_its_steps(
@@ -475,9 +504,9 @@ def test_waiting_is_counted(spec: StoreSpec, monkeypatch: pytest.MonkeyPatch) ->
     gate = threading.Event()
     upload = ObjectStore.put_chunks
 
-    def slow(self: ObjectStore, key: str, chunks: Iterable[bytes]) -> None:
+    def slow(self: ObjectStore, key: str, chunks: Iterable[bytes], **how: Any) -> None:
         gate.wait(0.3)
-        upload(self, key, chunks)
+        upload(self, key, chunks, **how)
 
     monkeypatch.setattr(ObjectStore, "put_chunks", slow)
     saver = checkpointer(spec)
