@@ -24,8 +24,8 @@ class DataPosition(Spec):
     """Where in the data a stage stands. It does not know the world size.
 
     Attributes:
-        fingerprint: Digest of the dataset's manifest.
-        seed: Keys the permutation.
+        fingerprint: Digest of the datasets, their weights and the length of a sample.
+        seed: Keys the permutations.
         samples: Samples consumed since the start, over all epochs.
     """
 
