@@ -141,6 +141,20 @@ def test_the_number_of_cards_changes_nothing(tmp_path: Path) -> None:
     assert digests[0] == digests[1] == digests[2]
 
 
+def test_several_sources_become_datasets_of_one_tokenizer(tmp_path: Path) -> None:
+    fill(tmp_path / "in")
+    (tmp_path / "odd").mkdir()
+    for number in range(12):
+        (tmp_path / "odd" / f"{number}.txt").write_text("zyxwvut " * 40 + str(number))
+    sources = {"plain": source(tmp_path / "in"), "odd": source(tmp_path / "odd")}
+    trial = Trial(tmp_path, sources=sources)
+    assert set(trial.artefacts) == {"tokenizer", "plain", "odd"}
+    assert trial.file("plain").tokenizer == trial.file("odd").tokenizer
+    assert len(trial.texts("train", "odd")) + len(trial.texts("heldout", "odd")) == 12
+    for words in (" zyxwvut", " window"):
+        assert len(loaded(trial.folder("tokenizer")).encode(words).ids) == 1, "trained on both"
+
+
 def test_everything_odd_is_counted_and_told(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     held = fill(folder)
