@@ -50,7 +50,6 @@ class Peers:
         found = [own] * ranks.world_size
         dist.all_gather_object(found, own)
         self._names = [f"rank {r} on node {n} ({host})" for r, (n, host, _) in enumerate(found)]
-        self._is_pipeline = ranks.layout.pp > 1
         self._stragglers = Stragglers([pp_rank for *_, pp_rank in found])
         self._told: dict[int, str] = {}  # by rank
 
@@ -105,7 +104,7 @@ class Peers:
         note(text)
 
     def _said(self, slow: Slow) -> str:
-        reason = ", or its part of the pipeline holds more" if self._is_pipeline else ""
+        reason = "" if slow.has_peers else ", or its part of the pipeline holds more"
         return (
             f"{self._names[slow.rank]} is slow{reason}: its own work takes {slow.own_s:.3g} s of a "
             f"step, {slow.ratio:.1f} times the {slow.usual_s:.3g} s of the others"

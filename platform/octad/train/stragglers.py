@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 _RATIO = 1.5
+_RATIO_OF_UNLIKE = 3.0  # of ranks that hold other parts of the model, which are other work
 # Below this nobody would look for the reason, and the operating system alone can cause it.
 _LEAST_EXCESS_S = 0.005
 
@@ -18,11 +19,13 @@ class Slow:
     Attributes:
         own_s: Seconds of a step that are its own work.
         usual_s: The median of its peers'.
+        has_peers: There are others with the same work; if not, all others count as peers.
     """
 
     rank: int
     own_s: float
     usual_s: float
+    has_peers: bool
 
     @property
     def ratio(self) -> float:
@@ -57,8 +60,10 @@ class Stragglers:
         others = [other for other in range(len(own_s)) if other != rank]
         peers = [other for other in others if self.pp_ranks[other] == self.pp_ranks[rank]]
         compared = [own_s[other] for other in peers or others]
-        return Slow(rank, own_s[rank], median(compared) if compared else own_s[rank])
+        usual_s = median(compared) if compared else own_s[rank]
+        return Slow(rank, own_s[rank], usual_s, has_peers=bool(peers))
 
 
 def _is_slow(each: Slow) -> bool:
-    return each.ratio >= _RATIO and each.own_s - each.usual_s >= _LEAST_EXCESS_S
+    least = _RATIO if each.has_peers else _RATIO_OF_UNLIKE
+    return each.ratio >= least and each.own_s - each.usual_s >= _LEAST_EXCESS_S

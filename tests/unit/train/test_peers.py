@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from octad.train.peers import Peers, Window
 
-RANKS: Any = SimpleNamespace(world_size=3, pp_rank=0, layout=SimpleNamespace(pp=1))
+RANKS: Any = SimpleNamespace(world_size=3, pp_rank=0)
 
 
 class Others:
