@@ -50,6 +50,36 @@ def test_samples_run_over_the_ends_of_shards(
     assert dataset.vocab == vocab
 
 
+def test_samples_of_several_datasets_follow_each_other(tmp_path: Path) -> None:
+    streams = {"a": list(range(23)), "b": list(range(100, 110)), "c": list(range(200, 231))}
+    for name, stream in streams.items():
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, stream[:9], [], stream[9:])
+    dataset = TokenDataset([tmp_path / name for name in streams], "train", 4)
+    assert dataset.num_samples == (5, 2, 7)
+    expected = [
+        stream[start : start + 5]
+        for stream in streams.values()
+        for start in range(0, len(stream) - 4, 4)
+    ]
+    assert len(dataset) == len(expected)
+    order = np.random.default_rng(0).permutation(len(dataset))
+    first = dataset.tokens(order)
+    assert first.tolist() == [expected[index] for index in order]
+    assert dataset.tokens(order[::-1], first) is first
+    assert first.tolist() == [expected[index] for index in order[::-1]]
+
+
+def test_datasets_of_two_tokenizers_are_not_read_as_one(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, [1] * 50)
+    path = tmp_path / "b" / "dataset.json"
+    path.write_text(path.read_text().replace('"tokenizer":"x"', '"tokenizer":"y"'))
+    with pytest.raises(DataError, match=f"{tmp_path}/b: made with another tokenizer"):
+        TokenDataset([tmp_path / "a", tmp_path / "b"], "train", 4)
+
+
 def test_a_token_takes_two_bytes_where_the_vocabulary_allows(tmp_path: Path) -> None:
     for vocab in (1 << 16, (1 << 16) + 1):
         with ShardWriter(tmp_path / str(vocab), vocab) as writer:
