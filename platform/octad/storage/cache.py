@@ -25,7 +25,6 @@ from octad.errors import DataError, StorageError
 from octad.spec.checkpoints import StoredFile
 
 FOLDER, LIMIT = "OCTAD_CACHE", "OCTAD_CACHE_BYTES"
-_DEFAULT_SHARE = 0.5
 
 
 class Cache:
@@ -34,7 +33,7 @@ class Cache:
     Args:
         root: The cache's folder; every user has an own part of it.
         limit_bytes: The least recently used files are removed until no more than this is kept.
-            Files in use stay, whatever their size.
+            Files in use stay, whatever their size. None is half of the disk.
 
     Attributes:
         held: A folder for what this process holds, gone when it closes the cache.
@@ -43,14 +42,15 @@ class Cache:
         StorageError: Somebody else has made the folder, or the disk fails.
     """
 
-    def __init__(self, root: Path, limit_bytes: int) -> None:
+    def __init__(self, root: Path, limit_bytes: int | None) -> None:
         self._root = root / f"octad-cache.{os.getuid()}"
-        self._limit_bytes = limit_bytes
         self._files, self._partial, self._holders = (
             self._root / name for name in ("files", "partial", "held")
         )
         with self._translated():
             _make_private(self._root)
+            half = shutil.disk_usage(self._root).total // 2
+            self._limit_bytes = half if limit_bytes is None else limit_bytes
             for folder in (self._files, self._partial, self._holders):
                 folder.mkdir(mode=0o700, exist_ok=True)
             with self._alone():
@@ -71,11 +71,9 @@ class Cache:
         """
         root = Path(os.environ.get(FOLDER) or tempfile.gettempdir())
         limit = os.environ.get(LIMIT)
-        if limit is None:
-            return cls(root, int(shutil.disk_usage(root).total * _DEFAULT_SHARE))
-        if not limit.isdecimal():
+        if limit is not None and not limit.isdecimal():
             raise StorageError(f"{limit!r} is not a number of bytes", where=LIMIT)
-        return cls(root, int(limit))
+        return cls(root, None if limit is None else int(limit))
 
     def close(self) -> None:
         """Hold nothing any more, and keep to the limit; idempotent."""

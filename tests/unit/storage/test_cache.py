@@ -180,10 +180,12 @@ def test_the_environment_names_folder_and_limit(
     monkeypatch.setenv(cache.LIMIT, "10 GB")
     with pytest.raises(StorageError, match="OCTAD_CACHE_BYTES: '10 GB' is not a number of bytes"):
         Cache.of_node()
-    monkeypatch.setenv(cache.LIMIT, "0")
+    monkeypatch.delenv(cache.LIMIT)
     used = Cache.of_node()
     assert used.held.is_relative_to(tmp_path / "fast")
     used.close()
+    monkeypatch.setenv(cache.LIMIT, "0")
+    Cache.of_node().close()
 
 
 def test_an_artefact_is_read_from_the_cache(trial: Trial, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 from octad.errors import StorageError
 from octad.spec.layouts import Layout
 from octad.spec.stages import AttemptOrder, StageSpec, StoreSpec
-from octad.train.artefacts import node_folder
+from octad.storage.objects import ObjectStore
+from octad.train.artefacts import node_cache, node_folder
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +56,19 @@ def test_a_folder_of_somebody_else_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(StorageError, match="another user"), node_folder(order("run", "own")):
         pass
+
+
+def test_only_a_remote_store_has_a_cache_on_the_node(
+    local_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = order("run", "own", store=f"{local_disk.as_uri()}/store")
+    with node_cache(own) as cache:
+        assert cache is None
+    monkeypatch.setattr(ObjectStore, "local_path", lambda _store, _key: None)
+    with node_cache(own) as cache:
+        assert cache is not None
+        assert cache.held.is_relative_to(local_disk)
+    assert not cache.held.exists()
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with node_cache(own) as cache:
+        assert cache is None
