@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
 from octad.errors import ConfigError, StageError
+from octad.spec.keys import StageKeys
+from octad.spec.stages import StoreSpec
+from octad.storage.objects import ObjectStore
+from octad.train import group
 from octad.train.group import reason
+from octad.train.stage import on_workers
+from octad.train.watchdog import teller
 
 
 class WorkerHealthCheckFailedError(Exception):
@@ -42,3 +54,23 @@ def test_a_lost_connection_is_no_bug() -> None:
 
 def test_anything_else_names_rank_and_error() -> None:
     assert "rank 4 failed: ValueError: odd" in reason({4: ValueError("odd")}).what
+
+
+def test_a_step_that_hung_explains_why_workers_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: Any, **_options: Any) -> None:
+        raise StageError("the worker of rank 0 died")
+
+    monkeypatch.setattr(group, "run_group", dies)
+    store = ObjectStore(StoreSpec(url=tmp_path.as_uri()))
+    stage = SimpleNamespace(name="pretrain", cards=2)
+    order = SimpleNamespace(run="run", attempt=3, stage=stage)
+    context: Any = SimpleNamespace(order=order, store=store)
+    with pytest.raises(StageError, match="rank 0 died"):
+        on_workers(context, "a:b", {})
+    keys = StageKeys("run", "pretrain").attempt(3)
+    teller(store, keys, 1, None)("no step since step 4 for 300 s on rank 1", "stacks")
+    with pytest.raises(StageError, match="no step since step 4") as caught:
+        on_workers(context, "a:b", {})
+    assert not caught.value.is_final
