@@ -34,7 +34,7 @@ class HostClock:
     gloo has no hook for this, so the two functions in which a thread can wait are replaced while
     training: `Work.wait`, below all of `torch.distributed`, FSDP and pipelines, and `wait_tensor`,
     below DTensor. DDP waits elsewhere: `watch`. What another thread waits for (a checkpoint's)
-    does not count.
+    does not count. Not seen is what tensor parallelism waits for within a compiled block.
 
     Attributes:
         is_waiting: Read from a watchdog's thread.
@@ -90,6 +90,8 @@ class HostClock:
 
     def _timed(self, wait: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **options: Any) -> Any:
+            if torch.compiler.is_compiling():  # it is traced, and waits later
+                return wait(*args, **options)
             if self.is_waiting or threading.get_ident() != self._thread:
                 return wait(*args, **options)
             self.is_waiting, began = True, time.perf_counter()
