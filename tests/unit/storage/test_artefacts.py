@@ -44,6 +44,8 @@ def test_a_folder_comes_back_whole(store: ObjectStore, published: Artefact, tmp_
     assert (got / "deep" / "ü b.bin").read_bytes() == bytes(100_000)
     assert (got / "empty").read_bytes() == b""
     assert artefacts.fetch(store, published, tmp_path / "got") == got
+    sizes = {file.path: file.size for file in artefacts.files_of(store, published)}
+    assert sizes == {"a.txt": 5, "deep/ü b.bin": 100_000, "empty": 0}
 
 
 def test_a_local_store_is_not_copied(
