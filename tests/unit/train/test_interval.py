@@ -1,0 +1,96 @@
+"""The interval between checkpoints, from what was measured."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octad.train.interval import Plan, steps_between, young_s
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "mtbf_h", "minutes"), [(5, 24, 15.5), (5, 3, 5.5), (1, 24, 6.9), (1, 3, 2.4)]
+)
+def test_youngs_own_figures(cost_s: float, mtbf_h: float, minutes: float) -> None:
+    assert young_s(cost_s, mtbf_h * HOUR) / 60 == pytest.approx(minutes, abs=0.06)
+
+
+@given(st.floats(1e-3, 100), st.floats(1e3, 1e7), st.floats(0.3, 3.0))
+def test_no_other_interval_loses_less(cost_s: float, mtbf_s: float, other: float) -> None:
+    """Of the time spent on saving and the expected time lost to a failure."""
+
+    def lost(interval_s: float) -> float:
+        return cost_s / interval_s + interval_s / (2 * mtbf_s)
+
+    best = young_s(cost_s, mtbf_s)
+    if best < mtbf_s:
+        assert lost(best) <= lost(best * other) + 1e-12
+
+
+def test_a_save_that_costs_more_than_failures_leave_time_for_is_bounded() -> None:
+    assert young_s(1000, 1500) == 1500
+
+
+@given(
+    blocked_s=st.floats(0, 100),
+    durable_s=st.floats(0, 1e4),
+    step_s=st.floats(1e-3, 100),
+    mtbf_s=st.floats(60, 1e8),
+)
+def test_saves_never_overlap(
+    blocked_s: float, durable_s: float, step_s: float, mtbf_s: float
+) -> None:
+    steps = steps_between(blocked_s=blocked_s, durable_s=durable_s, step_s=step_s, mtbf_s=mtbf_s)
+    assert steps >= 1
+    assert steps * step_s >= durable_s
+    if durable_s == 0:
+        assert steps * step_s < young_s(blocked_s, mtbf_s) + step_s + 1e-9
+
+
+def saves(
+    plan: Plan, steps: range, durable_steps: int, step_s: float, blocked_s: float
+) -> list[int]:
+    """The steps at which a plan saves, if each save is committed so many steps later."""
+    found: list[int] = []
+    look, done = plan.first_look(), 0
+    for step in steps:
+        if step == done:
+            plan.measured(blocked_s=blocked_s, durable_s=durable_steps * step_s)
+        if step == look:
+            plan.stepped(step_s)
+            is_due, look = plan.at(step, is_saving=step < done)
+            assert look > step
+            if is_due:
+                found.append(step)
+                done = step + durable_steps
+    return found
+
+
+def test_a_plan_measures_first_and_then_keeps_the_best_interval() -> None:
+    plan = Plan(mtbf_s=HOUR, saved_at=100)
+    found = saves(plan, range(101, 1000), durable_steps=3, step_s=1.0, blocked_s=0.5)
+    assert found[0] == 110
+    assert {later - former for former, later in pairwise(found[1:])} == {60}
+
+
+def test_a_plan_follows_what_changes() -> None:
+    plan = Plan(mtbf_s=HOUR, saved_at=0)
+    before = saves(plan, range(1, 1000), durable_steps=3, step_s=1.0, blocked_s=0.5)
+    plan.measured(blocked_s=8.0, durable_s=3.0)
+    for _ in range(5):
+        plan.measured(blocked_s=8.0, durable_s=3.0)
+    is_due, look = plan.at(before[-1] + 60, is_saving=False)
+    assert not is_due
+    assert look <= before[-1] + 240
+
+
+def test_nothing_is_saved_while_the_save_before_is_under_way() -> None:
+    plan = Plan(mtbf_s=60.0, saved_at=0)
+    found = saves(plan, range(1, 500), durable_steps=40, step_s=1.0, blocked_s=0.1)
+    assert all(later - former >= 40 for former, later in pairwise(found))
+    assert len(found) >= 9
