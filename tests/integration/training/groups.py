@@ -7,15 +7,14 @@ their names, with `size` and what `rank.py` wants.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
 from pathlib import Path
 
-import pandas as pd  # noqa: F401  pyarrow imports it when it is first used
-import rank
-
-import octad.train.worker  # noqa: F401
+# pyarrow imports pandas when it is first used
+pandas, worker, rank = map(importlib.import_module, ("pandas", "octad.train.worker", "rank"))
 
 
 def forked(number: int, size: int, folder: Path) -> int:
