@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from octad.train.optimizers import rate
+from octad.train.optimizers import clipping, rate
 from octad.train.settings import Optimizer
 
 STEPS = 100
@@ -37,3 +37,8 @@ def test_wsd_stays_then_falls_in_a_line() -> None:
 
 def test_constant_stays_and_no_warm_up_starts_high() -> None:
     assert rates(schedule="constant", warmup_steps=0) == pytest.approx([2.0] * STEPS)
+
+
+def test_clipping_brings_a_norm_down_to_its_limit_and_leaves_less_alone() -> None:
+    assert 5.0 * clipping(5.0, limit=2.0) == pytest.approx(2.0)
+    assert clipping(1.5, limit=2.0) == 1.0
