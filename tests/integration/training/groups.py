@@ -13,8 +13,9 @@ import sys
 import traceback
 from pathlib import Path
 
-# pyarrow imports pandas when it is first used
-pandas, worker, rank = map(importlib.import_module, ("pandas", "octad.train.worker", "rank"))
+# pyarrow and DDP import the first two when they are first used.
+NEEDED = ("pandas", "torch._dynamo", "octad.train.worker", "rank")
+*_, rank = map(importlib.import_module, NEEDED)
 
 
 def forked(number: int, size: int, folder: Path) -> int:
