@@ -11,6 +11,7 @@ import hashlib
 import io
 import os
 import pickle
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import IO, Any, cast
@@ -19,7 +20,11 @@ import torch
 from torch import Tensor
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint import metadata as dcp_metadata
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    create_default_global_save_plan,
+)
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import (
@@ -33,6 +38,7 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from octad.errors import CheckpointError, StorageError
@@ -227,8 +233,43 @@ class ShardReader(StorageReader):
         return loaded
 
 
+class NodeSavePlanner(DefaultSavePlanner):
+    """torch's planner, for the ranks of one node alone: what they hold need not be all of a tensor."""
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Who of the node writes what, and what comes of it."""
+        plans, metadata = create_default_global_save_plan(self._dedup_save_plans(all_plans))
+        mappings = dict(ChainMap(*[plan.planner_data for plan in plans]))
+        self.global_plan, self.metadata = plans, replace(metadata, planner_data=mappings)
+        return plans, self.metadata
+
+
 class PlainLoadPlanner(DefaultLoadPlanner):
-    """torch's planner, which would unpickle anything, kept to plain data."""
+    """torch's planner, which would unpickle anything, kept to plain data.
+
+    It also refuses what torch's leaves as it is: a tensor of which the checkpoint has only parts.
+    """
+
+    def create_local_plan(self) -> LoadPlan:
+        """What this rank reads.
+
+        Raises:
+            CheckpointError: There is not enough to fill its part of a tensor.
+        """
+        plan = super().create_local_plan()
+        found: dict[str, int] = {}
+        for item in plan.items:
+            if item.type == LoadItemType.TENSOR:
+                fqn = item.dest_index.fqn
+                found[fqn] = found.get(fqn, 0) + item.lengths.numel()
+        for fqn, value in self.state_dict.items():
+            if isinstance(value, Tensor):
+                own = value.to_local() if isinstance(value, DTensor) else value
+                if found.get(fqn, 0) != own.numel():
+                    raise CheckpointError(
+                        f"{fqn} is not whole: {found.get(fqn, 0)} of {own.numel()} values"
+                    )
+        return plan
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Load a plain value.

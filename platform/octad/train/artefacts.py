@@ -84,6 +84,13 @@ def fetch(store: ObjectStore, artefact: Artefact, folder: Path, cache: Cache | N
     return Path(next(path for node, path in found if node == _node() and path))
 
 
+def num_nodes() -> int:
+    """On how many nodes the processes of this group are. Every rank must call this."""
+    nodes = [""] * dist.get_world_size()
+    dist.all_gather_object(nodes, _node())
+    return len(set(nodes))
+
+
 def _folder(order: AttemptOrder, attempt: int) -> Path:
     # No name holds a dot, and runs of different stores may have one name: none share a folder.
     store = hashlib.sha256(order.store.url.encode()).hexdigest()[:12]

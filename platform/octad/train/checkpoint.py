@@ -14,17 +14,13 @@ import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
@@ -38,11 +34,12 @@ from octad.spec.stages import AttemptOrder, Position, StoreSpec
 from octad.storage import lineage
 from octad.storage.objects import ObjectStore, digest_of
 from octad.train._dcp import METADATA, PlainLoadPlanner, ShardReader, ShardWriter
+from octad.train._saving import FLUSH_LIMIT_S, GROUP_LIMIT, Background, reason_of
+from octad.train.interval import Schedule, Tier
+from octad.train.node_tier import NodeTier
 from octad.train.recorder import Recorder
 
 _LOG = logging.getLogger(__name__)
-_GROUP_LIMIT = timedelta(hours=2)  # the slowest rank's upload, with the store's own retries
-_FLUSH_LIMIT_S = 120.0
 _LAST_PAUSES_S = (1.0, 5.0, 25.0)  # before the last save is tried again
 _TOPIC = "checkpoint"  # of the note: a newer failure takes the place of an older one
 
@@ -63,6 +60,8 @@ class Checkpointer:
         keep: How many of the newest commits are kept.
         keep_every: Of each so many steps, one commit is kept as well.
         recorder: On the first rank; it is flushed before each commit.
+        node: The tier on the nodes themselves, if there is one.
+        schedule: When `due` says yes.
 
     Attributes:
         blocked_s: Seconds that the training had to wait for checkpoints so far.
@@ -84,6 +83,8 @@ class Checkpointer:
         keep: int = 3,
         keep_every: int | None = None,
         recorder: Recorder | None = None,
+        node: NodeTier | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         self.blocked_s = 0.0
         self.failures: list[str] = []
@@ -107,24 +108,44 @@ class Checkpointer:
             "versions": {"torch": torch.__version__, "octad": __version__},
         }
         # Its own group: the training's collectives run at the same time.
-        self._group = dist.new_group(backend="gloo", timeout=_GROUP_LIMIT)
+        self._group = dist.new_group(backend="gloo", timeout=GROUP_LIMIT)
         self._is_first = dist.get_rank() == 0
         self._newest = parent
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=torch.cuda.is_available(),
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=False,
-            )
-        )
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._pending: Future[Position] | None = None
+        self._background: Background[Position] = Background("checkpoint")
         self._again: Callable[[str], Position] | None = None  # the last save, by its token
         self._token = ""
+        self._node, self._schedule = node, schedule
+        # For what the ranks agree on between steps, while both tiers may be writing.
+        self._agreeing = dist.new_group(backend="gloo", timeout=GROUP_LIMIT)
+
+    def due(self, step: int) -> Tier | None:
+        """Where the state after this step is to be saved, the same on every rank; None: nowhere.
+
+        Every rank must call this after every step.
+        """
+        assert self._schedule is not None
+        if self._schedule.is_certain(step):
+            return "store"
+        if not self._schedule.is_asked(step):
+            return None
+        with self._timed():
+            is_node_busy = self._node is None or self._node.is_busy
+            decision = [
+                self._schedule.decided(
+                    step, is_store_busy=self._background.is_busy, is_node_busy=is_node_busy
+                )
+            ]
+            dist.broadcast_object_list(decision, src=0, group=self._agreeing)
+        return self._schedule.followed(decision[0])
 
     def save(
-        self, step: int, state: dict[str, Any], *, tokens: int, data: DataPosition | None
+        self,
+        step: int,
+        state: dict[str, Any],
+        *,
+        tokens: int,
+        data: DataPosition | None,
+        tier: Tier = "store",
     ) -> None:
         """Start saving, and return when `state` may change again. Every rank must call this.
 
@@ -135,22 +156,31 @@ class Checkpointer:
             state: Tensors, sharded or not, and plain data, in dicts.
             tokens: Trained on so far.
             data: Where the data stands.
+            tier: Where to.
 
         Raises:
             FencedError: A newer attempt has begun; nothing that this one saves counts any more.
             CheckpointError: `state` holds something that is neither a tensor nor plain data.
         """
-        with self._timed():
-            self._settle()
-            _check_plain(state)
-            staged = self._stager.stage(state)
-            # The same on every rank, and on no other writer's.
-            writer = [secrets.token_hex(4)]
-            dist.broadcast_object_list(writer, src=0, group=self._group)
-            self._token = writer[0]
         say = {"tokens": tokens, "data": data}
-        self._again = partial(self._write, step, staged, say=say)
-        self._pending = self._thread.submit(self._again, self._token)
+        began_s = time.perf_counter()
+        with self._timed():
+            # The same on every rank, and on no other writer's.
+            named = [secrets.token_hex(4)]
+            dist.broadcast_object_list(named, src=0, group=self._agreeing)
+            if tier == "node":
+                assert self._node is not None
+                position = Position(attempt=self._order.attempt, step=step)
+                about = {**self._about, **say, "position": position}
+                self._node.save(state, token=named[0], about=about)
+                return
+            self._settle()
+            staged = self._background.staged(state)
+            self._token = named[0]
+            blocked_s = time.perf_counter() - began_s
+            self._again = partial(self._write, step, staged, say=say)
+            write = partial(self._measured, partial(self._again, self._token), began_s, blocked_s)
+            self._background.start(write)
 
     def finish(self) -> Position | None:
         """Wait for the last save; the newest commit, or None. Every rank must call this.
@@ -162,6 +192,8 @@ class Checkpointer:
             FencedError: A newer attempt has begun.
         """
         with self._timed():
+            if self._node is not None:
+                self._node.settle()
             failure = self._settle()
             if failure is not None:
                 self._try_again()
@@ -179,22 +211,21 @@ class Checkpointer:
             time.sleep(pause_s)
             is_last = number == len(_LAST_PAUSES_S) + 1
             try:
-                self._newest = self._thread.submit(self._again, f"{self._token}x{number}").result()
+                self._background.start(partial(self._again, f"{self._token}x{number}"))
+                self._newest = self._background.settled()
             except StorageError:
                 if is_last:
                     raise
             else:
+                assert self._newest is not None
                 self.failures.pop()
                 self._note(f"the checkpoint at step {self._newest.step} was saved at try {number}")
                 return
 
     def _settle(self) -> StorageError | None:
         """Wait for the save that is under way; why it was not committed, if so."""
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return None
         try:
-            self._newest = pending.result()
+            self._newest = self._background.settled() or self._newest
         except StorageError as error:
             self.failures.append(str(error))
             return error
@@ -210,6 +241,15 @@ class Checkpointer:
 
     # --- on the thread
 
+    def _measured(
+        self, write: Callable[[], Position], began_s: float, blocked_s: float
+    ) -> Position:
+        position = write()
+        if self._schedule is not None:
+            durable_s = time.perf_counter() - began_s
+            self._schedule.measured(blocked_s=blocked_s, durable_s=durable_s)
+        return position
+
     def _write(self, step: int, staged: Any, token: str, *, say: dict[str, Any]) -> Position:
         position = Position(attempt=self._order.attempt, step=step)
         folder = self._keys.checkpoint(step)
@@ -221,7 +261,7 @@ class Checkpointer:
         try:
             save_shards(staged, storage_writer=writer, process_group=self._group)
         except CheckpointException as error:
-            reason = _reason(error)
+            reason = reason_of(error)
             if self._is_first:
                 self._clear(folder, token)
                 self._report(step, reason)
@@ -242,7 +282,7 @@ class Checkpointer:
         self._create(f"{folder}/{METADATA}", metadata)
         index = StoredFile(path=METADATA, size=len(metadata), digest=digest_of(metadata))
         manifest = Manifest(position=position, files=(*shards, index), **self._about, **say)
-        if self._recorder is not None and not self._recorder.flush(_FLUSH_LIMIT_S):
+        if self._recorder is not None and not self._recorder.flush(FLUSH_LIMIT_S):
             raise StorageError(
                 "the metrics of its steps could not be written", where=self._store.spec.url
             )
@@ -370,49 +410,9 @@ def artefact_of(store: StoreSpec, order: AttemptOrder, position: Position) -> Ar
     return lineage.artefact_of(ObjectStore(store), order, position)
 
 
-def _reason(error: CheckpointException) -> OctadError:
-    """Why a save failed, the same on every rank.
-
-    Raises:
-        RuntimeError: Neither the store nor a fence is why: that is a bug.
-    """
-    causes = [failure[0] for _, failure in sorted(error.failures.items())]
-    for kind in (FencedError, StorageError):
-        for cause in causes:
-            if isinstance(cause, kind):
-                return cause
-    for cause in causes:
-        if isinstance(cause, OctadError | OSError):
-            return StorageError(str(cause))
-    raise RuntimeError(f"a checkpoint could not be made: {causes[0]!r}") from causes[0]
-
-
 def _first_failure(error: CheckpointException) -> BaseException:
     causes = [failure[0] for _, failure in sorted(error.failures.items())]
     return next((cause for cause in causes if isinstance(cause, OctadError)), causes[0])
-
-
-def _check_plain(value: Any, path: str = "") -> None:
-    """Refuse what a checkpoint could not be read back with.
-
-    Raises:
-        CheckpointError: Names the entry.
-    """
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            _check_plain(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
-        for number, inner in enumerate(value):
-            _check_plain(inner, f"{path}.{number}")
-    elif value is not None and type(value) not in _PLAIN and not isinstance(value, Tensor):
-        raise CheckpointError(
-            f"a {type(value).__name__} cannot be saved",
-            where=path,
-            hint="save tensors, numbers, strings, lists and dicts",
-        )
-
-
-_PLAIN: frozenset[type] = frozenset({bool, int, float, str, bytes})
 
 
 def _canonical(plain: Any) -> bytes:

@@ -1,10 +1,16 @@
-"""How far apart checkpoints are, where that is chosen from what was measured. No torch."""
+"""When checkpoints are saved: every so many steps, or as often as pays. No torch."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
+
+Tier = Literal["store", "node"]
+Decision = tuple[Tier | None, int]
 
 # One save ends well before the next one begins.
 _APART = 1.25
@@ -96,6 +102,78 @@ class Plan:
             return False, min(self.saved_at + steps, step + max(1, steps // 4))
         self.saved_at = step
         return True, step + max(1, steps // 4)
+
+
+class Schedule:
+    """Where the state after each step goes. Alike on all ranks: what only time can tell is decided
+    by one of them (`decided`) and told to the others (`followed`).
+
+    Args:
+        start: The step that training goes on from.
+        last: The last one; it always goes to the store.
+        every: Steps between saves to the store, or `auto` for Young's optimum.
+        node_every: Steps between saves on the nodes; None saves none.
+        mtbf_s: Mean time between failures of the whole stage; for `auto`.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        *,
+        start: int,
+        last: int,
+        every: int | Literal["auto"],
+        node_every: int | None = None,
+        mtbf_s: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._last, self._every, self._node_every = last, every, node_every
+        self._plan = Plan(mtbf_s, saved_at=start)
+        self._look = self._plan.first_look() if every == "auto" else -1
+        self._clock = clock
+        self._timed = (start, clock())
+        self._fresh: tuple[float, float] | None = None
+
+    def is_certain(self, step: int) -> bool:
+        """It goes to the store, whatever was measured."""
+        return step == self._last or (self._every != "auto" and step % self._every == 0)
+
+    def is_asked(self, step: int) -> bool:
+        """It may go somewhere: to be decided."""
+        is_for_node = self._node_every is not None and step % self._node_every == 0
+        return step == self._look or is_for_node
+
+    def measured(self, *, blocked_s: float, durable_s: float) -> None:
+        """A save to the store was committed. May be called on another thread."""
+        self._fresh = (blocked_s, durable_s)
+
+    def decided(self, step: int, *, is_store_busy: bool, is_node_busy: bool) -> Decision:
+        """On one rank: where this step goes, and the step at which to ask for the store again.
+
+        A save on the nodes that is still under way is not waited for: the next one will do.
+        """
+        look = self._look
+        if step == look:
+            is_due, look = self._asked(step, is_saving=is_store_busy)
+            if is_due:
+                return "store", look
+        is_for_node = self._node_every is not None and step % self._node_every == 0
+        return ("node" if is_for_node and not is_node_busy else None), look
+
+    def followed(self, decision: Decision) -> Tier | None:
+        """On every rank: take what was decided."""
+        tier, self._look = decision
+        return tier
+
+    def _asked(self, step: int, *, is_saving: bool) -> tuple[bool, int]:
+        began, began_s = self._timed
+        now_s = self._clock()
+        self._timed = (step, now_s)
+        self._plan.stepped((now_s - began_s) / (step - began))
+        fresh, self._fresh = self._fresh, None
+        if fresh is not None:
+            self._plan.measured(blocked_s=fresh[0], durable_s=fresh[1])
+        return self._plan.at(step, is_saving=is_saving)
 
 
 def _mean(measures: deque[float]) -> float:

@@ -14,6 +14,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +90,15 @@ class Recorder:
             first = self._progress.first_step_at_ms or now_ms
             finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
             self._update(step=step, metrics=finite, first_step_at_ms=first)
+
+    def carry(self, lines: Sequence[bytes]) -> None:
+        """Take over lines of an older attempt, whose steps this one does not take again; before its
+        own first step.
+        """
+        with self._changed:
+            self._num_lines += len(lines)
+            self._held.extend(line + b"\n" for line in lines)
+            self._append()
 
     def phase(self, phase: Phase) -> None:
         """Say what the attempt is doing now."""
@@ -231,6 +241,17 @@ def recorded(store: ObjectStore, keys: AttemptKeys, step: int) -> dict[str, floa
             if point.step == step:
                 return {name: float(value) for name, value in point.metrics.items()}
     return {}
+
+
+def recorded_lines(store: ObjectStore, keys: AttemptKeys, first: int, last: int) -> list[bytes]:
+    """What an attempt has recorded of the steps `first` to `last`, in order, a line each."""
+    found: dict[int, bytes] = {}
+    for segment in store.walk(keys.metrics):
+        for line in store.get(segment.key).splitlines():
+            step = MetricPoint.parse(json.loads(line)).step
+            if first <= step <= last:
+                found[step] = line
+    return [found[step] for step in sorted(found)]
 
 
 def _earlier_notes(store: ObjectStore, keys: AttemptKeys) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from octad.data.weights import shares
 from octad.errors import ConfigError
@@ -67,6 +67,18 @@ class Lora(Spec):
 Packing = Literal["stream", "documents"]
 
 
+def _steps_or_auto(value: object) -> object:
+    if value == "auto" or (type(value) is int and value >= 1):
+        return value
+    raise ValueError(f"must be a number of steps, 1 or more, or auto, not {value!r}")
+
+
+def _whole_path(path: str) -> str:
+    if path and not path.startswith("/"):
+        raise ValueError("must be a whole path, such as /dev/shm")
+    return path
+
+
 class Training(Spec):
     """Keys that all training stages share.
 
@@ -80,8 +92,15 @@ class Training(Spec):
         sequence: Tokens of one sample.
         global_batch: Samples of one step, over all cards.
         micro_batch: Samples that one card takes at once; None takes its whole share.
-        checkpoint_every: Steps between checkpoints; the last step always gets one.
+        checkpoint_every: Steps between checkpoints in the store, or `auto`: as often as pays, by what
+            a save costs and by `node_mtbf_h`. The last step always gets one.
         keep_checkpoints: How many of the newest are kept.
+        keep_every: Of each so many steps, one checkpoint is kept as well.
+        node_checkpoint_every: Steps between checkpoints on the nodes themselves, for a restart on
+            the same nodes; None makes none.
+        node_checkpoint_folder: Where on the nodes: a disk of theirs, or `/dev/shm` for their
+            memory; empty for the folder of temporary files.
+        node_mtbf_h: Mean hours between failures of one node; for `checkpoint_every: auto`.
         step_timeout_s: A step that takes longer hangs: the attempt ends, and the next one goes on.
             The first step of an attempt may take four times as long.
         record_samples: Write the sample indices of every step to the store, for proofs.
@@ -96,8 +115,13 @@ class Training(Spec):
     sequence: int = Field(ge=2)
     global_batch: int = Field(ge=1)
     micro_batch: int | None = Field(default=None, ge=1)
-    checkpoint_every: int = Field(default=100, ge=1)
+    checkpoint_every: Annotated[int | Literal["auto"], BeforeValidator(_steps_or_auto)] = 100
     keep_checkpoints: int = Field(default=3, ge=1)
+    keep_every: int | None = Field(default=None, ge=1)
+    node_checkpoint_every: int | None = Field(default=None, ge=1)
+    node_checkpoint_folder: Annotated[str, AfterValidator(_whole_path)] = ""
+    # The Llama 3 Herd of Models, 3.3.4: 2,048 nodes of eight H100 failed 419 times in 54 days.
+    node_mtbf_h: float = Field(default=6300.0, gt=0)
     step_timeout_s: float = Field(default=300.0, gt=0)
     record_samples: bool = False
 
@@ -201,11 +225,22 @@ def check_training(spec: StageSpec, training: Training) -> None:
         _check_mix(training)
     except ConfigError as error:
         raise error.at(spec.name) from None
+    _check_tiers(spec, training)
     if training.optimizer.warmup_steps > training.steps:
         raise ConfigError(
             f"warm-up takes {training.optimizer.warmup_steps} steps, but there are only "
             f"{training.steps}",
             where=f"{spec.name}.optimizer.warmup_steps",
+        )
+
+
+def _check_tiers(spec: StageSpec, training: Training) -> None:
+    often, store = training.node_checkpoint_every, training.checkpoint_every
+    if often is not None and store != "auto" and often % store == 0:
+        raise ConfigError(
+            f"every {often} steps there is a checkpoint in the store anyway, each {store}",
+            where=f"{spec.name}.node_checkpoint_every",
+            hint=f"use fewer than {store}",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,20 +15,23 @@ from octad.data.mixture import MixedOrder
 from octad.data.sampler import Order
 from octad.data.shards import TokenDataset
 from octad.data.weights import shares
+from octad.errors import StorageError
 from octad.spec.artefacts import Artefact
-from octad.spec.checkpoints import DataPosition
+from octad.spec.checkpoints import DataPosition, Manifest
 from octad.spec.keys import AttemptKeys, StageKeys
 from octad.spec.stages import AttemptOrder, Position
 from octad.storage.cache import Cache
 from octad.storage.objects import ObjectStore
 from octad.train import optimizers, precision, states
-from octad.train.artefacts import fetch, node_cache, node_folder
+from octad.train.artefacts import fetch, node_cache, node_folder, num_nodes
 from octad.train.checkpoint import Checkpointer, artefact_of, load
 from octad.train.export import export
 from octad.train.inputs import checked_position
+from octad.train.interval import Schedule
 from octad.train.loop import Loop
 from octad.train.mesh import Ranks, join
 from octad.train.meters import StepMeter
+from octad.train.node_tier import NodeTier
 from octad.train.parallelise import spread
 from octad.train.recorder import Recorder, recorded
 from octad.train.settings import TrainingJob, family_of
@@ -111,6 +115,8 @@ class _Stage:
         )
         self.optimizers = optimizers.build(self.model, self.training.optimizer)
         self.metrics: dict[str, float] = {}
+        self.parent = job.resume
+        self.node_tier = self._opened_tier()
 
     @property
     def is_adapter(self) -> bool:
@@ -127,6 +133,8 @@ class _Stage:
             keys = StageKeys(self.order.run, self.order.stage.name).attempt(position.attempt)
             self.metrics = _final(recorded(self.store, keys, position.step))
         assert position is not None
+        if self.node_tier is not None:
+            self.node_tier.remove()
         artefacts = [artefact_of(self.order.store, self.order, position)]
         if self.job.tokenizer is not None:
             artefacts += self._export(self.job.tokenizer)
@@ -139,17 +147,28 @@ class _Stage:
                 self.store.key(self.job.start.uri),
                 states.weights(self.model, adapter=False),
             )
+        if self.node_tier is not None:
+            found = self.node_tier.resume(self.job.resume, self._state)
+            if found is not None:
+                self.parent = found[0].parent
+                return self._restored(found[1], found[0], "a checkpoint on the nodes")
         if self.job.resume is None:
             return _Start()
-        state = states.full(self.model, self.optimizers, adapter=self.is_adapter)
+        state = self._state()
         key = checkpoint_key(self.order, self.job.resume)
-        manifest = load(self.order.store, key, state)
+        return self._restored(state, load(self.order.store, key, state), self.store.url(key))
+
+    def _restored(self, state: dict[str, Any], manifest: Manifest, where: str) -> _Start:
         states.restore(self.model, self.optimizers, state, adapter=self.is_adapter)
-        data = checked_position(self.job, manifest, self.store.url(key))
+        data = checked_position(self.job, manifest, where)
         return _Start(manifest.position.step, manifest.tokens, data.samples)
 
+    def _state(self) -> dict[str, Any]:
+        """All that a checkpoint holds."""
+        return states.full(self.model, self.optimizers, adapter=self.is_adapter)
+
     def _train(self, start: _Start) -> Position:
-        checkpointer = self._checkpointer()
+        checkpointer = self._checkpointer(start)
         loader = Loader(
             self.dataset,
             self._sample_order(),
@@ -166,17 +185,19 @@ class _Stage:
                 self._record_samples(step, indices)
             self._record(step, metrics)
             self.metrics = _final(metrics)
-            if step % self.training.checkpoint_every == 0 or step == self.training.steps:
+            tier = checkpointer.due(step)
+            if tier is not None:
                 samples = start.samples + (step - start.step) * self.training.global_batch
                 checkpointer.save(
                     step,
-                    states.full(self.model, self.optimizers, adapter=self.is_adapter),
+                    self._state(),
                     tokens=round(metrics["tokens"]),
                     data=DataPosition(
                         fingerprint=self.job.fingerprint,
                         seed=self.order.seed,
                         samples=samples,
                     ),
+                    tier=tier,
                 )
 
         batches: Iterator[Any] = iter(loader)
@@ -229,7 +250,7 @@ class _Stage:
     def _note(self, topic: str) -> Callable[[str], None] | None:
         return None if self.recorder is None else partial(self.recorder.note, topic=topic)
 
-    def _checkpointer(self) -> Checkpointer:
+    def _checkpointer(self, start: _Start) -> Checkpointer:
         lora = self.job.lora
         return Checkpointer(
             self.order.store,
@@ -240,10 +261,34 @@ class _Stage:
             layout=self.ranks.layout,
             base=self.job.start if self.is_adapter else None,
             adapter=None if lora is None else lora.plain(),
-            parent=self.job.resume,
+            parent=self.parent,
             keep=self.training.keep_checkpoints,
+            keep_every=self.training.keep_every,
             recorder=self.recorder,
+            node=self.node_tier,
+            schedule=self._schedule(start),
         )
+
+    def _schedule(self, start: _Start) -> Schedule:
+        training = self.training
+        return Schedule(
+            start=start.step,
+            last=training.steps,
+            every=training.checkpoint_every,
+            node_every=training.node_checkpoint_every if self.node_tier is not None else None,
+            mtbf_s=training.node_mtbf_h * 3600 / num_nodes(),
+        )
+
+    def _opened_tier(self) -> NodeTier | None:
+        if self.training.node_checkpoint_every is None:
+            return None
+        root = Path(self.training.node_checkpoint_folder or tempfile.gettempdir())
+        try:
+            return NodeTier(root, self.order, self.recorder)
+        except StorageError as error:
+            if self.recorder is not None:
+                self.recorder.note(f"no checkpoints on the nodes: {error}")
+            return None
 
     def _record_samples(self, step: int, indices: Any) -> None:
         line = json.dumps({"step": step, "indices": [int(i) for i in indices]}) + "\n"

@@ -83,6 +83,42 @@ def test_killed_and_gone_on_at_other_sizes_is_as_if_never_stopped(lab: Lab) -> N
     assert lineage.verify(lab.store, lab.store.key(final.uri), final.digest).position.step == STEPS
 
 
+def test_killed_and_gone_on_from_the_nodes_is_as_if_never_stopped(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """There is nothing in the store yet; the restart has another size."""
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    training = {
+        "steps": STEPS,
+        "node_checkpoint_every": 2,
+        "node_checkpoint_folder": str(shelf),
+        "step_timeout_s": LIMIT_S,
+    }
+    first = lab.job(TWO, run="near", training=training)
+    group = lab.start([("octad.train.worker:train", first.plain())], 2)
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while not list(shelf.glob("*/step-*/manifest.json")):
+            assert time.monotonic() < deadline, group.log
+            time.sleep(0.01)
+        os.kill(group.processes[1].pid, signal.SIGKILL)
+    finally:
+        group.kill()
+    assert lineage.positions(lab.store, StageKeys("near", "pretrain")) == []
+
+    second = lab.job(ONE, run="near", attempt=2, training=training)
+    whole = lab.job(ONE, run="whole", training={"steps": STEPS})
+    result, _ = lab.train([second, whole], 1)
+    # Those that were not taken again were carried over from the first attempt.
+    assert list(lab.steps(second)) == list(range(1, STEPS + 1))
+    assert min(lab.samples(second)) > 2
+    assert losses(lab, second) == pytest.approx(losses(lab, whole), rel=1e-4)
+    final = Artefact.parse(result["artefacts"][0])
+    assert lineage.verify(lab.store, lab.store.key(final.uri), final.digest).position.step == STEPS
+    assert list(shelf.iterdir()) == []
+
+
 def test_a_stage_that_was_done_only_publishes(lab: Lab) -> None:
     job = lab.job(ONE, run="done")
     again = lab.job(ONE, run="done", attempt=2, resume=Position(attempt=1, step=5))

@@ -376,7 +376,7 @@ def test_no_commit_without_its_metrics(
         put(self, key, data)
 
     monkeypatch.setattr(ObjectStore, "put", loses_metrics)
-    monkeypatch.setattr(checkpoint, "_FLUSH_LIMIT_S", 0.2)
+    monkeypatch.setattr(checkpoint, "FLUSH_LIMIT_S", 0.2)
     recorder = Recorder(spec, KEYS.attempt(1), tmp_path, 10)
     recorder.step(10, {"loss": 1.0})
     saver = checkpointer(spec, recorder=recorder)
