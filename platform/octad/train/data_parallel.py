@@ -5,7 +5,7 @@ of the mesh.
 |---|---|
 | one data-parallel part, fp32 | nothing to do |
 | only replicas, fp32 | `replicated`: DDP, the fastest where weights are whole |
-| everything else | `shard`: FSDP2, over a mesh of two axes HSDP |
+| everything else | `shard`: FSDP2, over a mesh of two axes HSDP; it also casts and offloads |
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from octad.spec.layouts import Layout
@@ -22,21 +28,36 @@ from octad.train.mesh import Ranks
 _PLAIN = MixedPrecisionPolicy()
 
 
-def needs_shards(layout: Layout, mixed: MixedPrecisionPolicy) -> bool:
-    """Weights are to be FSDP's: it shards and casts, and its replicas go with tp and pp."""
-    if mixed != _PLAIN or layout.dp_shard != 1:
+def needs_shards(layout: Layout, mixed: MixedPrecisionPolicy, *, offload: bool) -> bool:
+    """Weights are to be FSDP's: it shards, casts and offloads, and its replicas go with tp and pp."""
+    if mixed != _PLAIN or offload or layout.dp_shard != 1:
         return True
     return layout.dp_replicate > 1 and layout.tp * layout.pp > 1
 
 
 def shard(
-    part: nn.Module, blocks: Iterable[nn.Module], ranks: Ranks, *, mixed: MixedPrecisionPolicy
+    part: nn.Module,
+    blocks: Iterable[nn.Module],
+    ranks: Ranks,
+    *,
+    mixed: MixedPrecisionPolicy,
+    offload: bool,
 ) -> None:
-    """FSDP per block and for what is left, in place. `micro_batch` does the rest of ZeRO."""
+    """FSDP per block and for what is left, in place. `micro_batch` does the rest of ZeRO.
+
+    With `offload` shards, their gradients and so the optimizer's state are kept in host memory.
+    """
     reshard = _stage(ranks.layout) == 3
-    for block in blocks:
-        fully_shard(block, mesh=ranks.data, mp_policy=mixed, reshard_after_forward=reshard)
-    fully_shard(part, mesh=ranks.data, mp_policy=mixed, reshard_after_forward=False)
+    is_pinned = ranks.device.type != "cpu"
+    place = CPUOffloadPolicy(pin_memory=is_pinned) if offload else OffloadPolicy()
+    for module, frees in (*((block, reshard) for block in blocks), (part, False)):
+        fully_shard(
+            module,
+            mesh=ranks.data,
+            mp_policy=mixed,
+            offload_policy=place,
+            reshard_after_forward=frees,
+        )
 
 
 def replicated(part: nn.Module, ranks: Ranks) -> nn.Module:

@@ -18,6 +18,7 @@ from octad.train.mesh import Ranks
 from octad.train.meters import StepMeter
 from octad.train.packing import packed
 from octad.train.parallelise import Model
+from octad.train.precision import LossScale
 from octad.train.settings import Training
 from octad.train.watchdog import Watchdog
 
@@ -33,6 +34,7 @@ class Loop:
         diverged: Called with a step that is not finite and its metrics, before the stage fails.
         meter, watchdog: Running.
         end_of_text: The token that ends a document, where documents are kept apart.
+        loss_scale: For fp16.
     """
 
     ranks: Ranks
@@ -45,6 +47,7 @@ class Loop:
     meter: StepMeter
     watchdog: Watchdog
     end_of_text: int | None = None
+    loss_scale: LossScale | None = None
     _called: tuple[nn.Module, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,14 +65,13 @@ class Loop:
             tokens: Trained on before.
 
         Raises:
-            StageError: The loss or the gradient is not finite. The step changes nothing.
+            StageError: The loss or the gradient is not finite, or the loss scale is at its least
+                and the gradient still is not. The step changes nothing.
         """
         last = self.training.steps
         for step in range(first, last + 1):
             batch = next(batches)
-            # Shards hold two or four bytes for a token: only the device needs eight.
-            samples = torch.as_tensor(batch.tokens).to(self.ranks.device, non_blocking=True)
-            metrics, counted = self._step(step, samples.long())
+            metrics, counted = self._step(step, self._on_device(batch.tokens))
             tokens += counted
             metrics["tokens"] = float(tokens)
             metrics |= self.meter.stop(
@@ -84,35 +86,65 @@ class Loop:
                 self.after_step(step, metrics, batch.indices)
         return tokens
 
+    def _on_device(self, tokens: Any) -> Tensor:
+        """Tokens as int64, on their way to the device: the host does not wait, neither for the copy
+        nor for the optimizer's step, which the device may still be at.
+        """
+        # Shards hold two or four bytes for a token: only the device needs eight.
+        samples = torch.as_tensor(tokens)
+        if self.ranks.device.type != "cpu":
+            samples = samples.pin_memory().to(self.ranks.device, non_blocking=True)
+        return samples.long()
+
     def _step(self, step: int, samples: Tensor) -> tuple[dict[str, float], int]:
         """One optimizer step on this rank's share of the global batch."""
         layout, optimizer = self.ranks.layout, self.training.optimizer
         # Until the number of tokens that count is known, as if all did.
         most = self.training.global_batch * self.training.sequence
-        own_loss, own_tokens = self._backward(samples, scale=layout.data_parallel / most)
+        loss_scale = self.loss_scale.scale if self.loss_scale else 1.0
+        scale = loss_scale * layout.data_parallel / most
+        own_loss, own_tokens = self._backward(samples, scale=scale)
         grads = optimizers.gradients(self.model)
         loss_sum, counted, squared = optimizers.summed(
             own_loss / layout.tp,
             own_tokens / (layout.tp * layout.pp),
             optimizers.squared_norm(grads, layout.data_parallel * layout.tp),
         )
-        loss, more = loss_sum / max(counted, 1), most / max(counted, 1)
+        loss, more = loss_sum / max(counted, 1), most / max(counted, 1) / loss_scale
         norm = more * math.sqrt(squared) if math.isfinite(squared) else math.inf
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        lr = optimizers.rate(optimizer, step, self.training.steps)
+        metrics = {"loss": loss, "lr": lr}
+        if self._is_usable(step, loss, norm):
+            metrics["grad_norm"] = norm
+            optimizers.scale(grads, more * optimizers.clipping(norm, optimizer.clip_norm))
+            for taken in self.optimizers:
+                for group in taken.param_groups:
+                    group["lr"] = lr
+                taken.step()
+        for taken in self.optimizers:
+            taken.zero_grad(set_to_none=True)
+        if self.loss_scale:
+            metrics |= self.loss_scale.metrics()
+        return metrics, round(counted)
+
+    def _is_usable(self, step: int, loss: float, norm: float) -> bool:
+        """The gradient may change weights; if not, only the loss scale was too large for it.
+
+        Raises:
+            StageError: The loss or the gradient is not finite for another reason.
+        """
+        is_finite = math.isfinite(loss) and math.isfinite(norm)
+        if self.loss_scale and math.isfinite(loss) and self.loss_scale.update(is_finite=is_finite):
+            return is_finite
+        if not is_finite:
             self.diverged(step, {"loss": loss, "grad_norm": norm})
             raise StageError(
                 f"step {step}: loss {loss}, gradient norm {norm}",
-                where=optimizer.kind,
-                hint="lower optimizer.lr, or lengthen optimizer.warmup_steps",
+                where=self.training.optimizer.kind,
+                hint="lower optimizer.lr, or lengthen optimizer.warmup_steps"
+                + (", or use precision=bf16" if self.loss_scale else ""),
             )
-        lr = optimizers.rate(optimizer, step, self.training.steps)
-        optimizers.scale(grads, more * optimizers.clipping(norm, optimizer.clip_norm))
-        for taken in self.optimizers:
-            for group in taken.param_groups:
-                group["lr"] = lr
-            taken.step()
-            taken.zero_grad(set_to_none=True)
-        return {"loss": loss, "lr": lr, "grad_norm": norm}, round(counted)
+        return True
 
     def _backward(self, samples: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
         """Gradients of all micro-batches, of `scale` times the mean over data-parallel parts of

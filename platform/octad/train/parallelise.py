@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from octad.train import data_parallel
+from octad.train import activation, compiling, data_parallel, precision
 from octad.train.lora import INIT_STD, insert
 from octad.train.mesh import Ranks
-from octad.train.settings import Lora
+from octad.train.settings import Lora, Precision, Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +47,10 @@ def spread(
     *,
     seed: int,
     lora: Lora | None = None,
-    mixed: MixedPrecisionPolicy | None = None,
+    training: Training | None = None,
 ) -> Model:
-    """A model over the mesh: pipeline, then tensor parallel, then FSDP per block, then weights.
+    """A model over the mesh: pipeline, then tensor parallel, then activation checkpointing, then
+    compilation, then FSDP per block, then weights.
 
     No process ever holds more than its part and one whole parameter.
 
@@ -60,9 +60,10 @@ def spread(
         ranks: The mesh.
         seed: Of the weights. The same seed gives the same weights on every layout.
         lora: Put adapters in, and freeze everything else.
-        mixed: Number formats.
+        training: Says how it is trained; None is for a model that is not.
     """
-    mixed = mixed or MixedPrecisionPolicy()
+    formats = Precision() if training is None else training.precision
+    mixed, offload = precision.policy(formats), training is not None and training.cpu_offload
     parts = []
     for number in ranks.pp_parts:
         with torch.device("meta"):
@@ -70,11 +71,17 @@ def spread(
         if lora is not None:
             insert(part, lora)
         family.split(part, number, ranks.num_pp_parts)
+        blocks = family.blocks(part)
+        precision.convert(blocks, formats, ranks.device)
         if ranks.tp is not None:
             family.parallelise(part, ranks.tp)
-        if data_parallel.needs_shards(ranks.layout, mixed):
-            data_parallel.shard(part, family.blocks(part), ranks, mixed=mixed)
-        part.to_empty(device=ranks.device)
+        if training is not None:
+            activation.recompute(blocks, training.activation_checkpointing)
+            if training.compile:
+                compiling.compile_blocks(blocks, ranks.device)
+        if data_parallel.needs_shards(ranks.layout, mixed, offload=offload):
+            data_parallel.shard(part, blocks, ranks, mixed=mixed, offload=offload)
+        part.to_empty(device="cpu" if offload else ranks.device)
         _initialise(part, family, settings, seed)
         parts.append(part)
     return Model(tuple(parts))

@@ -45,9 +45,24 @@ class Optimizer(Spec):
 
 
 class Precision(Spec):
-    """`fp32`, or `bf16` for compute with weights and gradient sums kept in fp32."""
+    """Number format of compute; weights, gradient sums and optimizer state stay in fp32.
 
-    kind: Literal["fp32", "bf16"] = "fp32"
+    Attributes:
+        kind: `bf16` and `fp16` for everything; `fp8` for the linear layers of blocks, with bf16
+            around them, by torchao.
+        initial_scale: For `fp16`: the loss is multiplied by it, so that small gradients are not
+            lost. It adapts itself.
+        growth_steps: For `fp16`: after so many steps without overflow the scale doubles.
+        recipe: For `fp8`: one scale for each tensor, which is faster, or for each row, which is
+            more exact.
+        emulate: For `fp8`: compute what fp8 would on a card that has none, slowly. For tests.
+    """
+
+    kind: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
+    initial_scale: float = Field(default=65536.0, ge=1)
+    growth_steps: int = Field(default=2000, ge=1)
+    recipe: Literal["tensorwise", "rowwise"] = "tensorwise"
+    emulate: bool = False
 
 
 class Lora(Spec):
@@ -65,6 +80,7 @@ class Lora(Spec):
 
 
 Packing = Literal["stream", "documents"]
+Recompute = Literal["none", "selective", "full"]
 
 
 def _steps_or_auto(value: object) -> object:
@@ -92,6 +108,13 @@ class Training(Spec):
         sequence: Tokens of one sample.
         global_batch: Samples of one step, over all cards.
         micro_batch: Samples that one card takes at once; None takes its whole share.
+        activation_checkpointing: What a block keeps for its backward pass; the rest is computed
+            again. `selective`: results of matrix products and attention. `full`: only its input.
+        cpu_offload: Weights, gradients and optimizer state wait in host memory, and the optimizer
+            works there: for models that the cards cannot hold. Slow.
+        compile: Compile each block (`torch.compile`): faster steps after a slow first one.
+        deterministic: Only operations that sum in one order: the same layout gives the same curve
+            bit for bit, also on an accelerator. Slower.
         checkpoint_every: Steps between checkpoints in the store, or `auto`: as often as pays, by what
             a save costs and by `node_mtbf_h`. The last step always gets one.
         keep_checkpoints: How many of the newest are kept.
@@ -115,6 +138,10 @@ class Training(Spec):
     sequence: int = Field(ge=2)
     global_batch: int = Field(ge=1)
     micro_batch: int | None = Field(default=None, ge=1)
+    activation_checkpointing: Recompute = "none"
+    cpu_offload: bool = False
+    compile: bool = False
+    deterministic: bool = False
     checkpoint_every: Annotated[int | Literal["auto"], BeforeValidator(_steps_or_auto)] = 100
     keep_checkpoints: int = Field(default=3, ge=1)
     keep_every: int | None = Field(default=None, ge=1)

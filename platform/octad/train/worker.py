@@ -22,7 +22,7 @@ from octad.spec.keys import AttemptKeys, StageKeys
 from octad.spec.stages import AttemptOrder, Position
 from octad.storage.cache import Cache
 from octad.storage.objects import ObjectStore
-from octad.train import optimizers, precision, states
+from octad.train import optimizers, states
 from octad.train.artefacts import fetch, node_cache, node_folder, num_nodes
 from octad.train.checkpoint import Checkpointer, artefact_of, load
 from octad.train.export import export
@@ -33,9 +33,13 @@ from octad.train.mesh import Ranks, join
 from octad.train.meters import StepMeter
 from octad.train.node_tier import NodeTier
 from octad.train.parallelise import spread
+from octad.train.precision import LossScale
 from octad.train.recorder import Recorder, recorded
+from octad.train.reproducible import set_deterministic
 from octad.train.settings import TrainingJob, family_of
 from octad.train.watchdog import Watchdog, teller
+
+_LOSS_SCALE = "loss_scale"  # in a checkpoint's state
 
 
 def train(config: dict[str, Any]) -> dict[str, Any]:
@@ -46,6 +50,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
     """
     job = TrainingJob.parse(config)
     ranks = join(job.order.stage.layout)
+    set_deterministic(is_on=job.training.deterministic)
     with node_folder(job.order) as folder, node_cache(job.order) as cache:
         recorder = None
         if ranks.is_first:
@@ -111,9 +116,10 @@ class _Stage:
             ranks,
             seed=self.order.seed,
             lora=job.lora,
-            mixed=precision.policy(self.training.precision),
+            training=self.training,
         )
         self.optimizers = optimizers.build(self.model, self.training.optimizer)
+        self.loss_scale = LossScale.of(self.training.precision)
         self.metrics: dict[str, float] = {}
         self.parent = job.resume
         self.node_tier = self._opened_tier()
@@ -160,12 +166,17 @@ class _Stage:
 
     def _restored(self, state: dict[str, Any], manifest: Manifest, where: str) -> _Start:
         states.restore(self.model, self.optimizers, state, adapter=self.is_adapter)
+        if self.loss_scale is not None:
+            self.loss_scale.restore(state[_LOSS_SCALE])
         data = checked_position(self.job, manifest, where)
         return _Start(manifest.position.step, manifest.tokens, data.samples)
 
     def _state(self) -> dict[str, Any]:
         """All that a checkpoint holds."""
-        return states.full(self.model, self.optimizers, adapter=self.is_adapter)
+        state = states.full(self.model, self.optimizers, adapter=self.is_adapter)
+        if self.loss_scale is not None:
+            state[_LOSS_SCALE] = self.loss_scale.state()
+        return state
 
     def _train(self, start: _Start) -> Position:
         checkpointer = self._checkpointer(start)
@@ -213,6 +224,7 @@ class _Stage:
                 meter,
                 watchdog,
                 self.dataset.end_of_text if self.training.packing == "documents" else None,
+                self.loss_scale,
             )
             loop.run(batches, first=start.step + 1, tokens=start.tokens)
         if self.recorder is not None:
