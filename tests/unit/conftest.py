@@ -23,6 +23,16 @@ from octad.spec.runs import RunSubmission
 
 Json = dict[str, Any]
 TOKEN = "a-token"
+LAYOUT = {
+    "pp": 1,
+    "dp_replicate": 1,
+    "dp_shard": 2,
+    "cp": 1,
+    "tp": 2,
+    "zero": 2,
+    "pp_schedule": "1f1b",
+    "pp_parts_per_card": 2,
+}
 
 
 def attempt(number: int = 1, state: str = "running", **more: Any) -> Json:
@@ -31,6 +41,7 @@ def attempt(number: int = 1, state: str = "running", **more: Any) -> Json:
         "state": state,
         "cluster": "alpha",
         "cards": 4,
+        "layout": LAYOUT,
         "submission_id": f"r-s-{number}",
         "package": "0" * 64,
         "intended_at_ms": 1_000,
@@ -51,16 +62,8 @@ def stage(name: str, state: str = "running", **more: Any) -> Json:
         "reason": "",
         "cluster": None,
         "cards": 4,
-        "layout": {
-            "pp": 1,
-            "dp_replicate": 1,
-            "dp_shard": 2,
-            "cp": 1,
-            "tp": 2,
-            "zero": 2,
-            "pp_schedule": "1f1b",
-            "pp_parts_per_card": 2,
-        },
+        "layout": LAYOUT,
+        "cards_asked": None,
         "needs": {},
         "attempts": [],
         "artefacts": [],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from octad.cli.output import clean, duration, number
-from octad.cli.views import TERMINAL, Json, elapsed_ms, steps, where
+from octad.cli.views import TERMINAL, Json, elapsed_ms, size, steps, where
 
 _STYLES = {
     "succeeded": "green",
@@ -73,7 +73,7 @@ def render(run: Json, now_ms: int) -> Any:
             Text(number(metrics["loss"]) if "loss" in metrics else ""),
             Text(number(metrics["tokens_per_s"]) if "tokens_per_s" in metrics else ""),
             Text(where(stage)),
-            Text(str(stage["cards"])),
+            Text(size(stage)),
             Text(str(len(stage["attempts"]) or "")),
             Text(duration(elapsed_ms(stage, now_ms))),
             Text(clean(_reason(stage)), style="dim"),

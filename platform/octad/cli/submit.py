@@ -10,7 +10,7 @@ from octad.cli.follow import check_outcome, follow, follow_many
 from octad.cli.options import AsJson, Conf, Follow, Overrides
 from octad.cli.output import clean, emit, say, table
 from octad.cli.sending import check, compose, send
-from octad.cli.views import Json, layout, summary
+from octad.cli.views import Json, layout, size, summary
 from octad.client.connect import connect
 from octad.client.wire import Wire
 from octad.compose import sweep as combinations
@@ -90,8 +90,8 @@ def plan(spec: RunSpec) -> str:
         [
             stage.name,
             stage.kind,
-            stage.cards,
-            layout(stage.layout.plain()),
+            size(stage.plain()),
+            layout(stage.as_asked()["layout"]),
             stage.cluster or "any",
             ", ".join(f"{key}: {need}" for key, need in stage.needs.items()),
         ]
@@ -101,6 +101,8 @@ def plan(spec: RunSpec) -> str:
     parts = [f"{spec.pipeline}, {clean(spec.title)}, seed {spec.seed}", "", table(header, rows)]
     for stage in spec.stages:
         parts += ["", stage.name, *(f"  {line}" for line in _settings(stage.settings))]
+        if stage.sizes:
+            parts.append(f"  sizes it can use: {', '.join(map(str, stage.sizes))}")
     return "\n".join(parts)
 
 

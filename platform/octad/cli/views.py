@@ -44,6 +44,15 @@ def steps(stage: Json) -> str:
     return "" if is_told else str(progress["phase"])
 
 
+def size(stage: Json) -> str:
+    """`4`; for a range `2-8`, and once there is an attempt what it got: `4 of 2-8`."""
+    asked = stage.get("cards_asked")
+    if not asked:
+        return str(stage["cards"])
+    between = f"{asked['min']}-{asked['max']}"
+    return f"{stage['cards']} of {between}" if stage.get("attempts") else between
+
+
 def cards(number: int) -> str:
     """`1 card`, `4 cards`."""
     return f"{number} card{'' if number == 1 else 's'}"
@@ -67,7 +76,7 @@ def stage_table(run: Json, now_ms: int) -> str:
             stage["name"],
             stage["state"],
             where(stage),
-            stage["cards"],
+            size(stage),
             layout(stage["layout"]),
             len(stage["attempts"]) or "",
             steps(stage),
@@ -104,9 +113,11 @@ def _details(stage: Json, now_ms: int) -> Iterator[str]:
         begin = attempt["started_at_ms"] or attempt["submitted_at_ms"] or attempt["intended_at_ms"]
         took = duration((attempt["ended_at_ms"] or now_ms) - begin)
         reason = f"  {clean(attempt['reason'])}" if attempt["reason"] else ""
+        # Of other stages it stands in the table.
+        axes = f" ({layout(attempt['layout'])})" if stage.get("cards_asked") else ""
         yield (
             f"attempt {attempt['number']}  {attempt['state']} on {attempt['cluster']}, "
-            f"{cards(attempt['cards'])}, {took}  ({attempt['submission_id']}){reason}"
+            f"{cards(attempt['cards'])}{axes}, {took}  ({attempt['submission_id']}){reason}"
         )
     for note in (stage["progress"] or {}).get("notes", ()):
         yield f"note  {clean(note)}"

@@ -49,14 +49,21 @@ def compose_job(kind: str, overrides: Sequence[str]) -> HandJob:
 
     Raises:
         ConfigError: Something is unknown or impossible; the pipeline has no stage of this kind, or
-            several and `stage_name` does not say which; no store is named; or a stage that takes
-            something from another is not told which `run` it belongs to.
+            several and `stage_name` does not say which; no store is named; a stage that takes
+            something from another is not told which `run` it belongs to; or its number of cards
+            is a range.
     """
     config = plain(composed("job", parse_single(overrides), None))
     place = _place(config)
     spec = run_of(config, also=_ALSO)
     stage = _chosen(spec, kind, place.stage_name)
-    needs = next(s.needs for s in spec.stages if s.name == stage)
+    needs, asked = next((s.needs, s.cards_asked) for s in spec.stages if s.name == stage)
+    if asked is not None:
+        raise ConfigError(
+            f"a range of {asked.min} to {asked.max} cards, but by hand nobody chooses one",
+            where=f"{stage}.cards",
+            hint=f"say how many: {stage}.cards={asked.max}",
+        )
     if place.run is None and needs:
         raise ConfigError(
             f"{stage} takes something from {', '.join(sorted(needs.values()))}",

@@ -11,11 +11,13 @@ from octad.compose.overrides import bounded, parse_single
 from octad.compose.values import plain
 from octad.errors import ConfigError
 from octad.ports.registry import load
+from octad.spec.clusters import Ability
 from octad.spec.frozen import Spec, nearest
 from octad.spec.layouts import Layout, check_cards
 from octad.spec.names import checked_name, checked_title
 from octad.spec.pipelines import Ports, check_fit, in_order
 from octad.spec.runs import RunSpec
+from octad.spec.sizes import CardRange
 from octad.spec.stages import StageSpec
 
 ROOT_KEYS = frozenset({"pipeline", "title", "seed", "model", "data", "tuning_data", "code", "vars"})
@@ -151,21 +153,79 @@ def _stage(name: str, raw: Any) -> tuple[StageSpec, Ports, Ports]:
     if "cards" not in common:
         raise ConfigError("a value is needed", where=f"{name}.cards")
     layout = Layout.parse(_mapping(common.get("layout") or {}, f"{name}.layout"), f"{name}.layout")
-    draft = StageSpec.parse({"name": name, **common, "layout": layout.plain()}, where=name)
-    check_cards(draft.cards, where=f"{name}.cards")
     own = {key: value for key, value in block.items() if key not in _COMMON}
     settings = module.Settings.parse(own, where=name)
-    stage = draft.model_copy(
-        update={
-            "layout": layout.resolved(draft.cards, where=f"{name}.layout"),
+    asked = _range(common["cards"], f"{name}.cards")
+    draft = StageSpec.parse(
+        {
+            "name": name,
+            **common,
+            "cards": asked.max if asked else common["cards"],
+            "layout": layout.plain(),
+            "cards_asked": asked and asked.plain(),
+            "asks": _asks(module, settings, layout),
             "settings": settings.plain(),
-        }
+        },
+        where=name,
+    )
+    stage = _any_size(module, draft, settings) if asked else _one_size(module, draft, settings)
+    return stage, module.takes(settings), module.gives(settings)
+
+
+def _range(cards: Any, where: str) -> CardRange | None:
+    if not isinstance(cards, dict):
+        return None
+    asked = CardRange.parse(cards, where=where)
+    asked.sizes(where)
+    return asked
+
+
+def _asks(module: Any, settings: Spec, layout: Layout) -> dict[Ability, str]:
+    """What the cards of a stage must be able to do, and the setting that asks for it."""
+    own: dict[Ability, str] = module.asks(settings) if hasattr(module, "asks") else {}
+    return {**own, "cp": "layout.cp"} if layout.cp > 1 else own
+
+
+def _one_size(module: Any, draft: StageSpec, settings: Spec) -> StageSpec:
+    """The stage on the cards that are asked for."""
+    name, cards = draft.name, draft.cards
+    check_cards(cards, where=f"{name}.cards")
+    stage = draft.model_copy(
+        update={"layout": draft.layout.resolved(cards, where=f"{name}.layout")}
     )
     try:
         module.check(stage, settings)
     except ConfigError as error:
         raise (error if error.where.split(".")[0] == name else error.at(name)) from None
-    return stage, module.takes(settings), module.gives(settings)
+    return stage
+
+
+def _any_size(module: Any, draft: StageSpec, settings: Spec) -> StageSpec:
+    """The stage on the most cards of its range, with all numbers of them that it can use.
+
+    Raises:
+        ConfigError: It can use none; says what keeps it from it.
+    """
+    asked, where = draft.cards_asked, f"{draft.name}.cards"
+    assert asked is not None
+    usable: list[StageSpec] = []
+    refused: dict[int, ConfigError] = {}
+    for cards in asked.sizes(where):
+        try:
+            usable.append(_one_size(module, draft.model_copy(update={"cards": cards}), settings))
+        except ConfigError as error:
+            refused[cards] = error
+    if usable:
+        return usable[-1].model_copy(update={"sizes": tuple(stage.cards for stage in usable)})
+    last = refused[max(refused)]
+    if len({str(error) for error in refused.values()}) == 1:
+        raise last  # what is wrong has nothing to do with the number of cards
+    raise ConfigError(
+        f"no number of cards from {asked.min} to {asked.max} can be used; with {max(refused)} of "
+        f"them: {last.what}",
+        where=where,
+        hint=f"see {last.where}; {last.hint}" if last.hint else f"see {last.where}",
+    )
 
 
 def _mapping(raw: Any, where: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from octad.control.decide import AttemptFacts, StageFacts, Verdict
 from octad.control.dispatch import Dispatcher, Parcel, Receipt
 from octad.control.lanes import Lanes
 from octad.control.leftovers import Leftovers
-from octad.control.placement import Placed, Room, Waiting, place, room
+from octad.control.placement import SETTLE_S, Held, Placed, Room, Waiting, place, room
 from octad.control.rows import load_attempts, load_runs
 from octad.control.tables import Attempt, Run, Stage
 from octad.control.watch import Clusters, Outcome, Watch, job_mark
@@ -44,8 +44,8 @@ _MOST_PASSES = 8
 
 
 @dataclass
-class Held:
-    """A parcel that could not be sent: how often it was tried, and when it is tried again."""
+class Delay:
+    """Of a parcel that could not be sent: how often it was tried, and when it is tried again."""
 
     tries: int = 0
     until_s: float = 0.0
@@ -108,7 +108,7 @@ class Reconciler:
         self._clock = clock
         self._control_id = control_id
         self._outbox = Outbox()
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, Delay] = {}
 
     def run(self, stop: threading.Event, wake: threading.Event) -> None:
         """Tick until told to stop; `wake` brings the next tick forward."""
@@ -281,7 +281,8 @@ class Reconciler:
             return False
         by_id = {stage.id: stage for stage in queued}
         ordered = sorted(queued, key=lambda s: (s.ready_at_ms or 0, s.run_seq, s.position))
-        waiting = [Waiting(stage.id, stage.cards, stage.cluster) for stage in ordered]
+        now_ms = self._clock.ms()
+        waiting = [_waiting(stage, now_ms) for stage in ordered]
         changed = False
         reasons = {}
         for decision in place(waiting, self.rooms()):
@@ -310,7 +311,7 @@ class Reconciler:
                     number=number,
                     state=AttemptState.INTENDED,
                     cluster=decision.cluster,
-                    cards=row.parsed().cards,
+                    cards=decision.cards,
                     submission_id=submission_id(row.run.id, row.name, number),
                     package=row.run.package,
                     since=row.since,
@@ -324,15 +325,14 @@ class Reconciler:
 
     def rooms(self) -> list[Room]:
         """The fleet with what is free, by our books and by Ray's report."""
-        held: dict[str, dict[str, int]] = {}
+        held: dict[str, dict[str, Held]] = {}
+        columns = (Attempt.cluster, Attempt.submission_id, Attempt.cards, Attempt.state)
         with self._database.read() as session:
             rows = session.execute(
-                select(Attempt.cluster, Attempt.submission_id, Attempt.cards).where(
-                    Attempt.is_settled.is_(False), Attempt.is_over.is_(False)
-                )
+                select(*columns).where(Attempt.is_settled.is_(False), Attempt.is_over.is_(False))
             )
-            for cluster, job, cards in rows:
-                held.setdefault(cluster, {})[job] = cards
+            for cluster, job, cards, state in rows:
+                held.setdefault(cluster, {})[job] = Held(cards, is_ending=state.is_terminal)
         return [
             room(spec, self._clusters.view(spec.name), held.get(spec.name, {}))
             for spec in self._clusters.specs
@@ -366,7 +366,7 @@ class Reconciler:
 
     def _parcel(self, attempt: Attempt) -> Parcel:
         stage, run = attempt.stage, attempt.stage.run
-        spec = stage.parsed()
+        spec = stage.parsed().sized(attempt.cards)
         order = AttemptOrder(
             run=run.id,
             attempt=attempt.number,
@@ -387,7 +387,7 @@ class Reconciler:
 
     def _record_receipt(self, attempt_id: int, receipt: Receipt) -> bool:
         if receipt.kind == "held":
-            held = self._held.setdefault(attempt_id, Held())
+            held = self._held.setdefault(attempt_id, Delay())
             wait_s = pause_s(held.tries, _HELD_S, _HELD_MOST_S)
             held.tries, held.until_s = held.tries + 1, self._clock.s() + wait_s
         else:
@@ -459,6 +459,18 @@ class Reconciler:
     def _mark(self, attempt: Attempt) -> dict[str, str]:
         stage = attempt.stage
         return job_mark(self._control_id, stage.run.id, stage.name, attempt.number)
+
+
+def _waiting(stage: Stage, now_ms: int) -> Waiting:
+    ended_ms = [attempt.ended_at_ms or 0 for attempt in stage.attempts]
+    queued_ms = max([stage.ready_at_ms or 0, *ended_ms])
+    return Waiting(
+        key=stage.id,
+        sizes=stage.sizes,
+        cluster=stage.cluster,
+        asks=stage.asks,
+        is_fresh=now_ms - queued_ms < SETTLE_S * 1000,
+    )
 
 
 def _is_taken(session: Session, job: str) -> bool:

@@ -234,7 +234,11 @@ class _Shipment:
             "octad.kind": spec.kind,
             "octad.submissions": " ".join(jobs),
             "octad.cluster": stage.attempts[-1].cluster,
-            "octad.cards": str(spec.cards),
+            "octad.cards": str(stage.attempts[-1].cards),
+            # As the submissions: one for each attempt.
+            "octad.attempt_cards": " ".join(
+                str(a.cards) for a in stage.attempts if a.number >= stage.since
+            ),
         }
         tracked = self._tracker.ensure_stage(parent, name, tags, _params(spec))
         with self._database.write() as session:
@@ -374,7 +378,7 @@ def _is_drained(attempt: Attempt, fences: Sequence[Epoch]) -> bool:
 
 
 def _params(spec: StageSpec) -> dict[str, str]:
-    plain = {k: v for k, v in spec.plain().items() if k not in {"name", "settings"}}
+    plain = {k: v for k, v in spec.as_asked().items() if k not in {"name", "settings"}}
     return flattened({**plain, **spec.settings})
 
 

@@ -18,6 +18,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
+from octad.spec.clusters import Ability
 from octad.spec.runs import RunSpec
 from octad.spec.stages import StageSpec
 from octad.spec.states import AttemptState, RunState, StageState
@@ -140,9 +141,14 @@ class Stage(Base):
     # What is looked at again and again, without parsing it all.
 
     @property
-    def cards(self) -> int:
-        """How many cards it gets."""
-        return int(self.spec["cards"])
+    def sizes(self) -> tuple[int, ...]:
+        """How many cards it may get, ascending; mostly one number."""
+        return tuple(self.spec.get("sizes") or [self.spec["cards"]])
+
+    @property
+    def asks(self) -> dict[Ability, str]:
+        """What its cards must be able to do, and the setting that asks for it."""
+        return dict(self.spec.get("asks") or {})
 
     @property
     def cluster(self) -> str | None:
@@ -160,6 +166,7 @@ class Attempt(Base):
 
     Attributes:
         number: Its epoch.
+        cards: How many it got; what its stage asks for may be a range.
         package: sha256 of the code it runs.
         since: As its stage's, when it was made.
         is_over: Its Ray job is known to hold no cards any more.

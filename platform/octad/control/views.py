@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octad.control.tables import Attempt, Run, Stage
 from octad.spec.runs import AttemptView, RunSummary, RunView, StageView
-from octad.spec.stages import AttemptResult, Progress
+from octad.spec.stages import AttemptResult, Progress, StageSpec
 from octad.spec.states import StageState
 
 # Which stage stands for a run in a list: the one that something happens to.
@@ -49,16 +49,18 @@ def run_view(run: Run) -> RunView:
 def _stage_view(stage: Stage) -> StageView:
     spec = stage.parsed()
     result = AttemptResult.parse(stage.result) if stage.result else None
+    newest = spec.sized(stage.attempts[-1].cards) if stage.attempts else spec
     return StageView(
         name=spec.name,
         kind=spec.kind,
         state=stage.state,
         reason=stage.reason or "",
         cluster=stage.attempts[-1].cluster if stage.attempts else spec.cluster,
-        cards=spec.cards,
-        layout=spec.layout,
+        cards=newest.cards,
+        layout=newest.layout,
+        cards_asked=spec.cards_asked,
         needs=spec.needs,
-        attempts=tuple(_attempt_view(attempt) for attempt in stage.attempts),
+        attempts=tuple(_attempt_view(attempt, spec) for attempt in stage.attempts),
         artefacts=result.artefacts if result else (),
         metrics=result.metrics if result else {},
         progress=Progress.parse(stage.progress) if stage.progress else None,
@@ -68,13 +70,14 @@ def _stage_view(stage: Stage) -> StageView:
     )
 
 
-def _attempt_view(attempt: Attempt) -> AttemptView:
+def _attempt_view(attempt: Attempt, spec: StageSpec) -> AttemptView:
     return AttemptView(
         **{
             name: getattr(attempt, name)
             for name in AttemptView.model_fields
-            if name not in {"reason"}
+            if name not in {"layout", "reason"}
         },
+        layout=spec.sized(attempt.cards).layout,
         reason=attempt.reason or "",
     )
 

@@ -4,7 +4,10 @@ laptops load it to validate settings.
     class Settings(Spec): ...                       the kind's own keys
     def takes(settings) -> Mapping[str, Port]       inputs
     def gives(settings) -> Mapping[str, Port]       outputs
-    def check(spec: StageSpec, settings) -> None    refuse what cannot be (raises ConfigError)
+    def check(spec: StageSpec, settings) -> None    refuse what cannot be (raises ConfigError);
+                                                    for a range of cards, called for each number
+    def asks(settings) -> dict[Ability, str]        what not every card can do, and the setting that
+                                                    asks for it; may be left out
     def build(settings) -> Stage
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field
@@ -14,13 +15,30 @@ CardKind = Literal["gpu", "npu", "sim"]
 ClusterState = Literal["down", "starting", "up", "unreachable"]
 # The Ray resource that counts a cluster's cards, whatever their kind.
 CARD_RESOURCE = "card"
+# What not every card can do, and how a person is told of one that cannot.
+Ability = Literal["bf16", "fp16", "fp8", "cp"]
+ABILITIES: dict[Ability, str] = {
+    "bf16": "compute in bf16",
+    "fp16": "compute in fp16",
+    "fp8": "compute in fp8",
+    "cp": "split a sequence over cards (cp)",
+}
 
 
 class CardSpec(Spec):
-    """A card model: `sim` is a CPU process standing in for one."""
+    """A card model: `sim` is a CPU process standing in for one.
+
+    Attributes:
+        abilities: What it can do besides computing in fp32. What is not named here it is not given.
+    """
 
     kind: CardKind
     name: str
+    abilities: tuple[Ability, ...] = ()
+
+    def lacks(self, asked: Iterable[Ability]) -> list[Ability]:
+        """What of `asked` it cannot do."""
+        return [ability for ability in asked if ability not in self.abilities]
 
 
 class ClusterSpec(Spec):

@@ -10,6 +10,7 @@ from octad.spec.artefacts import Artefact
 from octad.spec.frozen import Spec
 from octad.spec.layouts import Layout, check_cards
 from octad.spec.names import Name, Title
+from octad.spec.sizes import CardRange
 from octad.spec.stages import Progress, StageSpec
 from octad.spec.states import AttemptState, RunState, StageState
 
@@ -37,11 +38,25 @@ class RunSpec(Spec):
         if len(set(names)) != len(names):
             raise ValueError("two stages have one name")
         for position, stage in enumerate(self.stages):
-            check_cards(stage.cards, where=f"{stage.name}.cards")
+            _check_sizes(stage)
             for need in stage.needs.values():
                 if need.partition(".")[0] not in names[:position]:
                     raise ValueError(f"{stage.name} needs {need!r}: no stage before it makes that")
         return self
+
+
+def _check_sizes(stage: StageSpec) -> None:
+    """Every size that an attempt may get can be, whoever composed the run."""
+    where = f"{stage.name}.cards"
+    check_cards(stage.cards, where=where)
+    if stage.cards_asked is None and not stage.sizes:
+        return
+    possible = stage.cards_asked.sizes(where) if stage.cards_asked else ()
+    wanted = tuple(sorted({*stage.sizes} & {*possible}))
+    if not wanted or wanted != stage.sizes or stage.cards != stage.sizes[-1]:
+        raise ValueError(f"{where}: {stage.sizes} are not sizes of the range that is asked for")
+    for size in stage.sizes:
+        stage.sized(size)
 
 
 class RunSubmission(Spec):
@@ -76,12 +91,13 @@ class RunResume(Spec):
 
 
 class AttemptView(Spec):
-    """One attempt. Times are Unix milliseconds by the control plane's clock."""
+    """One attempt, with the cards it got. Times are Unix milliseconds by the control plane's clock."""
 
     number: int
     state: AttemptState
     cluster: str
     cards: int
+    layout: Layout
     submission_id: str
     package: str
     intended_at_ms: int
@@ -93,7 +109,12 @@ class AttemptView(Spec):
 
 
 class StageView(Spec):
-    """One stage of a run."""
+    """One stage of a run.
+
+    Attributes:
+        cards, layout: Of the newest attempt; before the first, the most that it can use.
+        cards_asked: The range it may get, where that is not one number.
+    """
 
     name: str
     kind: str
@@ -102,6 +123,7 @@ class StageView(Spec):
     cluster: str | None = None
     cards: int
     layout: Layout
+    cards_asked: CardRange | None = None
     needs: dict[str, str] = Field(default_factory=dict)
     attempts: tuple[AttemptView, ...] = ()
     artefacts: tuple[Artefact, ...] = ()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from octad.spec.artefacts import Artefact
+from octad.spec.clusters import Ability
 from octad.spec.frozen import Spec
 from octad.spec.layouts import Layout
 from octad.spec.names import Name
+from octad.spec.sizes import CardRange
 
 
 def _without_password(url: str) -> str:
@@ -37,8 +39,13 @@ class StageSpec(Spec):
     Attributes:
         name: Unique in its pipeline.
         kind: A file of `octad.stages`.
-        cards: How many cards it gets.
+        cards: How many cards it gets. Where a range is asked for: in an order, what the attempt
+            got; else the most that it can use.
         layout: How it uses them; every axis a number.
+        cards_asked: The range, as asked for; None where it is one number.
+        sizes: Of a range, the numbers of cards that layout and kind can use, ascending. Found where
+            the run is composed, so that who places it needs to know neither.
+        asks: What its cards must be able to do, and the setting that asks for it.
         cluster: Only this cluster, or None for any.
         needs: Input name to `stage.artefact`.
         retries: How often a failed attempt is followed by another.
@@ -49,10 +56,35 @@ class StageSpec(Spec):
     kind: StageKind
     cards: int
     layout: Layout
+    cards_asked: CardRange | None = None
+    sizes: tuple[int, ...] = ()
+    asks: dict[Ability, str] = Field(default_factory=dict)
     cluster: Name | None = None
     needs: dict[str, str] = Field(default_factory=dict)
     retries: int = Field(default=3, ge=0, le=100)
     settings: dict[str, Any] = Field(default_factory=dict)
+
+    def sized(self, cards: int) -> Self:
+        """This stage on so many cards: `dp_shard` takes what the other axes leave.
+
+        Raises:
+            ConfigError: The other axes do not divide them.
+        """
+        if cards == self.cards:
+            return self
+        layout = self.layout.model_copy(update={"dp_shard": "fill"})
+        resolved = layout.resolved(cards, where=f"{self.name}.layout")
+        return self.model_copy(update={"cards": cards, "layout": resolved})
+
+    def as_asked(self) -> dict[str, Any]:
+        """Plain data for people: a range of sizes as it was asked for, and nothing that follows."""
+        found = {"cards_asked", "sizes", "asks"}
+        plain = {key: value for key, value in self.plain().items() if key not in found}
+        if self.cards_asked is not None:
+            plain["cards"] = self.cards_asked.plain()
+        if len(self.sizes) > 1:
+            plain["layout"]["dp_shard"] = "fill"
+        return plain
 
 
 class StoreSpec(Spec):

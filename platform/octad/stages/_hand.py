@@ -16,8 +16,11 @@ from octad.spec.stages import AttemptOrder, AttemptResult, StageSpec
 from octad.storage import lineage
 from octad.storage.objects import ObjectStore
 
-# What may change from one attempt to the next: the size, and where it runs.
-_FREE = frozenset({"cards", "layout", "cluster", "retries", "needs"})
+# What may change from one attempt to the next: the size, and where it runs. What is asked of the
+# cards follows from the settings.
+_FREE = frozenset(
+    {"cards", "cards_asked", "sizes", "layout", "asks", "cluster", "retries", "needs"}
+)
 
 
 def order_by_hand(kind: str, overrides: Sequence[str]) -> tuple[AttemptOrder, RunSpec]:

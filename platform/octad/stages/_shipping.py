@@ -134,7 +134,7 @@ class Shipping:
             tags = {"octad.run": order.run, "octad.pipeline": spec.pipeline}
             parent = self._tracker.ensure_run(order.run, spec.title, tags, dict(spec.config))
             tags |= {"octad.stage": order.stage.name, "octad.kind": order.stage.kind}
-            params = _flat(order.stage.plain())
+            params = _flat(order.stage.as_asked())
             stage = self._tracker.ensure_stage(parent, order.stage.name, tags, params)
             self._tracked = (parent, stage)
         return self._tracked
