@@ -112,8 +112,8 @@ class Schedule:
         start: The step that training goes on from.
         last: The last one; it always goes to the store.
         every: Steps between saves to the store, or `auto` for Young's optimum.
-        node_every: Steps between saves on the nodes; None saves none.
         mtbf_s: Mean time between failures of the whole stage; for `auto`.
+        node_every: Steps between saves on the nodes; None saves none.
         clock: Seconds that only grow.
     """
 
@@ -123,8 +123,8 @@ class Schedule:
         start: int,
         last: int,
         every: int | Literal["auto"],
+        mtbf_s: float,
         node_every: int | None = None,
-        mtbf_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._last, self._every, self._node_every = last, every, node_every

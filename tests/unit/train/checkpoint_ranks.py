@@ -6,7 +6,9 @@ python checkpoint_ranks.py SCENARIO STORE MEETING RANK SIZE
 from __future__ import annotations
 
 import copy
+import itertools
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable
@@ -37,8 +39,10 @@ from octad.spec.layouts import Layout
 from octad.spec.stages import AttemptOrder, StageSpec, StoreSpec
 from octad.storage.objects import ObjectStore
 from octad.train.checkpoint import Checkpointer, load
+from octad.train.node_tier import NodeTier
 
 STEP = 3
+NUM_DEATHS = 20
 NUM_TENSORS = 5  # of 4 MiB when something is to be killed: more than one part of an upload
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 WHOLE = StateDictOptions(flatten_optimizer_state_dict=True, full_state_dict=True, cpu_offload=True)
@@ -56,9 +60,9 @@ class Net(nn.Module):
         return self.down(torch.relu(hidden))
 
 
-def order(store: StoreSpec, layout: Layout) -> AttemptOrder:
+def order(store: StoreSpec, layout: Layout, attempt: int = 1) -> AttemptOrder:
     stage = StageSpec(name="pretrain", kind="pretrain", cards=1, layout=layout)
-    return AttemptOrder(run="run", attempt=1, stage=stage, inputs={}, store=store)
+    return AttemptOrder(run="run", attempt=attempt, stage=stage, inputs={}, store=store)
 
 
 def spread(layout: Layout) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -196,6 +200,102 @@ def die_while_saving(store: StoreSpec, target: Path, layout: Layout) -> None:
         assert os.WTERMSIG(status) == signal.SIGKILL, (moment, status)
 
 
+def die_at_random(store: StoreSpec, target: Path, layout: Layout) -> None:
+    """Saves to both tiers, each time killed at another write of a file, or renaming of one."""
+    random.seed(0)
+    for number in range(NUM_DEATHS):
+        child = os.fork()
+        if child == 0:
+            meeting = target.with_name(f"random-{number}")
+            dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+            own = StoreSpec(url=f"{store.url}/random-{number}")
+            tier = NodeTier(target.with_name(f"node-{number}"), order(own, layout))
+            saver = Checkpointer(
+                own,
+                order(own, layout),
+                content="full",
+                model={},
+                dtype="f",
+                layout=layout,
+                node=tier,
+            )
+            _die_after(random.randrange(5, 60))
+            for step in range(1, 100):
+                state = {"model": {"w": torch.full((1 << 18,), float(step))}}
+                saver.save(step, state, tokens=0, data=None, tier="store" if step % 3 else "node")
+            os._exit(1)
+        random.random()
+        _, status = os.waitpid(child, 0)
+        assert os.WTERMSIG(status) == signal.SIGKILL, (number, status)
+
+
+def _die_after(num_writes: int) -> None:
+    left = itertools.count(num_writes, -1)
+
+    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if next(left) <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **options)
+
+        return call
+
+    os.write = dying(os.write)
+    for method in ("put", "create", "delete"):
+        setattr(ObjectStore, method, dying(getattr(ObjectStore, method)))
+    Path.replace = dying(Path.replace)  # type: ignore[method-assign]
+
+
+def two_nodes(store: StoreSpec, target: Path, layout: Layout) -> None:
+    """Each rank is a node of its own; attempts come one after the other."""
+    rank = dist.get_rank()
+    root = target.with_name(f"disk-{rank}")
+    root.mkdir()
+    model, optimizer = spread(layout)
+    train(model, optimizer, STEP)
+    whole = copy.deepcopy(whole_of(model, optimizer))
+
+    def lived(attempt: int, *, root: Path = root, is_saved: bool = True) -> dict[str, Any] | None:
+        """One attempt: what it found on the nodes; it saves the model as it is."""
+        mine = order(store, layout, attempt)
+        tier = NodeTier(root, mine)
+        found = tier.resume(None, lambda: state_of(model, optimizer))
+        if is_saved:
+            saver = Checkpointer(
+                store, mine, content="full", model={}, dtype="float32", layout=layout, node=tier
+            )
+            saver.save(attempt, state_of(model, optimizer), tokens=0, data=None, tier="node")
+            saver.finish()
+        dist.barrier()
+        tier.close()
+        return found[1] if found is not None else None
+
+    assert lived(1) is None
+    train(model, optimizer, 1)
+    state = lived(2, is_saved=False)
+    assert state is not None
+    set_model_state_dict(model, state["model"], options=FLAT)
+    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=FLAT)
+    came = whole_of(model, optimizer)
+    if rank == 0:
+        torch.save((whole, came), target)
+    # Of nodes that have changed places, neither has what its rank wants.
+    assert lived(3, root=target.with_name(f"disk-{1 - rank}"), is_saved=False) is None
+    assert lived(4, is_saved=False) is not None
+    # One node was killed before it could make its manifest; on one, a byte has changed.
+    for attempt, name in ((5, "manifest.json"), (7, "shard-00000-*")):
+        lived(attempt)
+        if rank == 1:
+            (damaged,) = root.glob(f"*/step-*/{name}")
+            raw = bytearray(damaged.read_bytes())
+            raw[-1] ^= 1
+            damaged.unlink()
+            if name != "manifest.json":
+                damaged.write_bytes(raw)
+        dist.barrier()
+        assert lived(attempt + 1, is_saved=False) is None
+
+
 MOMENTS = (
     "before the shard",
     "in a shard",
@@ -210,6 +310,8 @@ SCENARIOS: dict[str, tuple[Callable[[StoreSpec, Path, Layout], None], Layout]] =
     "read-2": (read, Layout(dp_shard=2)),
     "read-1": (read, Layout(dp_shard=1)),
     "fail-2": (one_rank_fails, Layout(dp_shard=2)),
+    "nodes-2": (two_nodes, Layout(dp_shard=2)),
+    "random-0": (die_at_random, Layout(dp_shard=1)),
     "die-0": (die_while_saving, Layout(dp_shard=1)),
 }
 

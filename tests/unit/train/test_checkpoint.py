@@ -27,6 +27,7 @@ from octad.storage import lineage
 from octad.storage.objects import ObjectStore, digest_of
 from octad.train import checkpoint
 from octad.train.checkpoint import Checkpointer, artefact_of, load
+from octad.train.interval import Schedule
 from octad.train.recorder import Recorder
 
 LAYOUT = Layout(dp_shard=1)
@@ -498,6 +499,20 @@ def test_a_full_disk_stops_no_training_and_harms_no_older_checkpoint(
     assert [note.partition(":")[0] for note in progress.notes] == [
         "the checkpoint at step 30 was not saved"
     ]
+
+
+def test_the_interval_is_chosen_from_what_saves_took(spec: StoreSpec) -> None:
+    now = [0.0]
+    schedule = Schedule(start=0, last=1000, every="auto", mtbf_s=1e15, clock=lambda: now[0])
+    saver = checkpointer(spec, schedule=schedule)
+    saved = []
+    for step in range(1, 1001):
+        now[0] += 1.0
+        if saver.due(step) is not None:
+            saved.append(step)
+            saver.save(step, state(1), tokens=0, data=None)
+            saver.finish()
+    assert saved == [10, 1000], "where nothing ever fails, the last one is enough"
 
 
 def test_waiting_is_counted(spec: StoreSpec, monkeypatch: pytest.MonkeyPatch) -> None:

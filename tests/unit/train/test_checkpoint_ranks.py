@@ -19,6 +19,7 @@ from octad.storage.objects import ObjectStore
 
 RANKS = Path(__file__).with_name("checkpoint_ranks.py")
 MOMENTS = 7
+DEATHS = 20
 KEYS = StageKeys("run", "pretrain")
 
 
@@ -122,3 +123,36 @@ def test_killed_at_any_moment_of_a_save_the_older_one_stays(
         assert bool(half) == (newest == 20)
         left = [path.name for path in (tmp_path / "store" / str(number)).rglob("*#*")]
         assert left == [], "unfinished uploads"
+
+
+def test_killed_at_random_moments_a_whole_one_is_gone_on_from(
+    store: StoreSpec, tmp_path: Path
+) -> None:
+    """J01: of both tiers, the newest that was committed, and never a half."""
+    for number in range(DEATHS):
+        (tmp_path / f"node-{number}").mkdir()
+    run_ranks("random-0", store, tmp_path)
+    num_whole = 0
+    for number in range(DEATHS):
+        objects = ObjectStore(StoreSpec(url=f"{store.url}/random-{number}"))
+        found = lineage.newest_good(objects, KEYS)
+        committed = lineage.positions(objects, KEYS)
+        assert (found[1].position if found else None) == (committed[-1] if committed else None)
+        (folder,) = (tmp_path / f"node-{number}").iterdir()
+        here = ObjectStore(StoreSpec(url=folder.as_uri()))
+        for name in here.folders(""):
+            if here.size(f"{name}/manifest.json") is not None:
+                lineage.verify(here, name)
+                num_whole += 1
+    assert num_whole > DEATHS / 2
+
+
+def test_on_several_nodes_only_what_all_have_is_gone_on_from(
+    store: StoreSpec, tmp_path: Path
+) -> None:
+    run_ranks("nodes-2", store, tmp_path)
+    whole, came = torch.load(tmp_path / "nodes-2", weights_only=True)
+    for part in ("model", "optimizer"):
+        for name, value in whole[part].items():
+            both = value, came[part][name]
+            assert torch.equal(*both) if isinstance(value, torch.Tensor) else both[0] == both[1]

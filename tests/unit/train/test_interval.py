@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octad.train.interval import Plan, steps_between, young_s
+from octad.train.interval import Plan, Schedule, Tier, steps_between, young_s
 
 HOUR = 3600.0
 
@@ -94,3 +94,54 @@ def test_nothing_is_saved_while_the_save_before_is_under_way() -> None:
     found = saves(plan, range(1, 500), durable_steps=40, step_s=1.0, blocked_s=0.1)
     assert all(later - former >= 40 for former, later in pairwise(found))
     assert len(found) >= 9
+
+
+def tiers(schedule: Schedule, last: int, *, is_node_busy: bool = False) -> dict[int, Tier]:
+    found: dict[int, Tier] = {}
+    for step in range(1, last + 1):
+        if schedule.is_certain(step):
+            found[step] = "store"
+        elif schedule.is_asked(step):
+            decision = schedule.decided(step, is_store_busy=False, is_node_busy=is_node_busy)
+            tier = schedule.followed(decision)
+            if tier is not None:
+                found[step] = tier
+    return found
+
+
+def test_a_fixed_schedule_saves_the_last_step_and_on_the_nodes_between() -> None:
+    schedule = Schedule(start=0, last=25, every=10, mtbf_s=HOUR, node_every=4)
+    assert tiers(schedule, 25) == {
+        4: "node",
+        8: "node",
+        12: "node",
+        16: "node",
+        24: "node",
+        10: "store",
+        20: "store",
+        25: "store",
+    }
+
+
+def test_a_save_on_the_nodes_is_not_waited_for() -> None:
+    schedule = Schedule(start=0, last=25, every=10, mtbf_s=HOUR, node_every=4)
+    assert set(tiers(schedule, 25, is_node_busy=True).values()) == {"store"}
+
+
+def test_auto_follows_the_clock_and_all_ranks_follow_one() -> None:
+    now = [0.0]
+    deciding = Schedule(start=0, last=1000, every="auto", mtbf_s=HOUR, clock=lambda: now[0])
+    following = Schedule(start=0, last=1000, every="auto", mtbf_s=HOUR, clock=lambda: -1.0)
+    saved = []
+    for step in range(1, 1001):
+        now[0] += 2.0
+        assert deciding.is_asked(step) == following.is_asked(step)
+        if deciding.is_asked(step):
+            decision = deciding.decided(step, is_store_busy=False, is_node_busy=True)
+            tier = deciding.followed(decision)
+            assert following.followed(decision) == tier
+            if tier == "store":
+                saved.append(step)
+                deciding.measured(blocked_s=0.5, durable_s=3.0)
+    # sqrt(2 * 0.5 s * 1 h) is 60 s, of steps of 2 s.
+    assert {later - former for former, later in pairwise(saved)} == {30}
