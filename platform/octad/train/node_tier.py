@@ -1,7 +1,7 @@
 """The fast tier: checkpoints on the nodes' own disks or in their memory.
 
 They cost no network and are saved often. A restart on the same nodes goes on from the newest of
-them, if it is newer than the store's and whole on every node; else from the store. ADR 9 says why
+them, if it is newer than the store's and whole on every node; else from the store. ADR 7 says why
 this never gives a state that was not.
 
     <root>/octad-checkpoints.<user>.<store>.<run>.<stage>/
