@@ -174,6 +174,12 @@ def _stage(name: str, raw: Any) -> tuple[StageSpec, Ports, Ports]:
 
 def _range(cards: Any, where: str) -> CardRange | None:
     if not isinstance(cards, dict):
+        if not isinstance(cards, int):
+            raise ConfigError(
+                f"must be a number of cards or a range of them, not {cards!r}",
+                where=where,
+                hint="write 8, or {min: 2, max: 8}",
+            )
         return None
     asked = CardRange.parse(cards, where=where)
     asked.sizes(where)
@@ -217,14 +223,17 @@ def _any_size(module: Any, draft: StageSpec, settings: Spec) -> StageSpec:
             refused[cards] = error
     if usable:
         return usable[-1].model_copy(update={"sizes": tuple(stage.cards for stage in usable)})
-    last = refused[max(refused)]
-    if len({str(error) for error in refused.values()}) == 1:
-        raise last  # what is wrong has nothing to do with the number of cards
+    said = [str(error) for error in refused.values()]
+    # What most sizes have in common has least to do with the size.
+    example = max(refused, key=lambda cards: (said.count(str(refused[cards])), cards))
+    error = refused[example]
+    if len(set(said)) == 1:
+        raise error
     raise ConfigError(
-        f"no number of cards from {asked.min} to {asked.max} can be used; with {max(refused)} of "
-        f"them: {last.what}",
+        f"no number of cards from {asked.min} to {asked.max} can be used; with {example} of them: "
+        f"{error.what}",
         where=where,
-        hint=f"see {last.where}; {last.hint}" if last.hint else f"see {last.where}",
+        hint=f"see {error.where}; {error.hint}" if error.hint else f"see {error.where}",
     )
 
 

@@ -29,13 +29,22 @@ class Artefact(Spec):
     digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
 
 
+class Vocabulary(Spec):
+    """How many tokens there are at most, and the setting that says so."""
+
+    most: int
+    setting: str
+
+
 class Port(Spec):
     """One end of a stage: what it takes or gives.
 
     Attributes:
         type: The type of artefact.
         is_required: For inputs: whether the stage can run without it.
+        vocabulary: Of a tokenizer: what it has at most, or what can be taken; None if not known.
     """
 
     type: ArtefactType
     is_required: bool = True
+    vocabulary: Vocabulary | None = None

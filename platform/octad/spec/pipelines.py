@@ -6,7 +6,7 @@ import graphlib
 from collections.abc import Mapping
 
 from octad.errors import ConfigError
-from octad.spec.artefacts import Port
+from octad.spec.artefacts import Port, Vocabulary
 from octad.spec.frozen import nearest
 from octad.spec.stages import StageSpec
 
@@ -52,8 +52,8 @@ def check_fit(
         gives: For each stage, its outputs.
 
     Raises:
-        ConfigError: An input is unknown, missing, fed by an output that is not there, or by one
-            of another type.
+        ConfigError: An input is unknown, missing, fed by an output that is not there, by one of
+            another type, or by a tokenizer that may have more tokens than there is room for.
     """
     for name, stage in stages.items():
         for key, need in stage.needs.items():
@@ -71,9 +71,12 @@ def check_fit(
                     where=where,
                     hint=nearest(output, gives[source]),
                 )
-            wanted, given = takes[name][key].type, gives[source][output].type
-            if wanted != given:
-                raise ConfigError(f"takes a {wanted}, but {need} is a {given}", where=where)
+            wanted, given = takes[name][key], gives[source][output]
+            if wanted.type != given.type:
+                raise ConfigError(
+                    f"takes a {wanted.type}, but {need} is a {given.type}", where=where
+                )
+            _check_vocabulary(name, wanted.vocabulary, source, given.vocabulary)
         for key, port in takes[name].items():
             if port.is_required and key not in stage.needs:
                 raise ConfigError(
@@ -81,6 +84,18 @@ def check_fit(
                     where=f"{name}.needs.{key}",
                     hint=f"name the stage that makes it: {key}: <stage>.<{port.type}>",
                 )
+
+
+def _check_vocabulary(
+    taker: str, wanted: Vocabulary | None, giver: str, given: Vocabulary | None
+) -> None:
+    if wanted is not None and given is not None and wanted.most < given.most:
+        raise ConfigError(
+            f"there is room for {wanted.most} tokens, but the tokenizer of {giver} may have "
+            f"{given.most}",
+            where=f"{taker}.{wanted.setting}",
+            hint=f"use null for as many as it has, or lower {giver}.{given.setting}",
+        )
 
 
 def split_need(need: str, where: str) -> tuple[str, str]:

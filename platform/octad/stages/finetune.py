@@ -7,8 +7,16 @@ from typing import Literal
 
 from octad.ports.stages import Context
 from octad.spec.artefacts import Port
+from octad.spec.clusters import Ability
 from octad.spec.stages import StageSpec
-from octad.train.settings import Lora, Training, check_lora, check_training, dataset_ports
+from octad.train.settings import (
+    Lora,
+    Training,
+    check_lora,
+    check_training,
+    dataset_ports,
+    tokenizer_port,
+)
 from octad.train.stage import Outcome, train_stage
 
 
@@ -29,7 +37,7 @@ def takes(settings: Settings) -> Mapping[str, Port]:
     return {
         "base": Port(type="checkpoint"),
         **dataset_ports(settings, "tuning"),
-        "tokenizer": Port(type="tokenizer"),
+        "tokenizer": tokenizer_port(settings),
     }
 
 
@@ -45,6 +53,11 @@ def check(spec: StageSpec, settings: Settings) -> None:
     check_training(spec, settings)
     if settings.method == "lora":
         check_lora(spec, settings.model, settings.lora)
+
+
+def asks(settings: Settings) -> dict[Ability, str]:
+    """What not every card can compute in."""
+    return settings.precision.asks
 
 
 class Finetune:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from octad.ports.stages import Context
-from octad.spec.artefacts import Artefact, Port
+from octad.spec.artefacts import Artefact, Port, Vocabulary
 from octad.spec.stages import StageSpec
 from octad.stages._corpus_settings import Settings, source_settings
 from octad.stages._spread import OverRay
@@ -21,7 +21,8 @@ def takes(settings: Settings) -> Mapping[str, Port]:
 def gives(settings: Settings) -> Mapping[str, Port]:
     """A tokenizer, and a dataset for each source."""
     datasets = {name: Port(type="dataset") for name in settings.datasets()}
-    return {"tokenizer": Port(type="tokenizer"), **datasets}
+    most = Vocabulary(most=settings.vocab, setting="vocab")
+    return {"tokenizer": Port(type="tokenizer", vocabulary=most), **datasets}
 
 
 def check(spec: StageSpec, settings: Settings) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from octad.ports.stages import Context
 from octad.spec.artefacts import Port
+from octad.spec.clusters import Ability
 from octad.spec.stages import StageSpec
-from octad.train.settings import Training, check_training, dataset_ports
+from octad.train.settings import Training, check_training, dataset_ports, tokenizer_port
 from octad.train.stage import Outcome, train_stage
 
 
@@ -19,7 +20,7 @@ def takes(settings: Settings) -> Mapping[str, Port]:
     """A corpus and its tokenizer; perhaps weights to start from."""
     return {
         **dataset_ports(settings, "corpus"),
-        "tokenizer": Port(type="tokenizer"),
+        "tokenizer": tokenizer_port(settings),
         "base": Port(type="checkpoint", is_required=False),
     }
 
@@ -32,6 +33,11 @@ def gives(settings: Settings) -> Mapping[str, Port]:
 def check(spec: StageSpec, settings: Settings) -> None:
     """Refuse what the layout cannot divide (ConfigError)."""
     check_training(spec, settings)
+
+
+def asks(settings: Settings) -> dict[Ability, str]:
+    """What not every card can compute in."""
+    return settings.precision.asks
 
 
 class Pretrain:

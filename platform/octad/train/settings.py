@@ -12,7 +12,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from octad.data.weights import shares
 from octad.errors import ConfigError
 from octad.ports.registry import load
-from octad.spec.artefacts import Artefact, Port
+from octad.spec.artefacts import Artefact, Port, Vocabulary
+from octad.spec.clusters import Ability
 from octad.spec.frozen import Spec, nearest
 from octad.spec.layouts import Layout
 from octad.spec.names import Name
@@ -63,6 +64,16 @@ class Precision(Spec):
     growth_steps: int = Field(default=2000, ge=1)
     recipe: Literal["tensorwise", "rowwise"] = "tensorwise"
     emulate: bool = False
+
+    @property
+    def asks(self) -> dict[Ability, str]:
+        """What a card must be able to do, and the setting that asks for it."""
+        formats: dict[str, tuple[Ability, ...]] = {
+            "bf16": ("bf16",),
+            "fp16": ("fp16",),
+            "fp8": ("bf16",) if self.emulate else ("fp8", "bf16"),
+        }
+        return dict.fromkeys(formats.get(self.kind, ()), "precision.kind")
 
 
 class Lora(Spec):
@@ -236,6 +247,14 @@ def family_of(model: Mapping[str, Any], where: str = "model") -> tuple[Any, Any]
 def dataset_ports(training: Training, usual: str) -> dict[str, Port]:
     """The inputs to train on: those of the mix, or the usual one."""
     return {name: Port(type="dataset") for name in training.mix or (usual,)}
+
+
+def tokenizer_port(training: Training) -> Port:
+    """The input of a tokenizer whose every token the model has."""
+    vocab = training.model.get("vocab")
+    if not isinstance(vocab, int):
+        return Port(type="tokenizer")
+    return Port(type="tokenizer", vocabulary=Vocabulary(most=vocab, setting="model.vocab"))
 
 
 def check_training(spec: StageSpec, training: Training) -> None:

@@ -34,6 +34,7 @@ def test_a_later_stage_needs_its_run() -> None:
         ([STORE, "run=A/b"], "run"),
         ([STORE, "run=mine", "stage_name=finetune"], "stage_name"),
         ([STORE, "nonsense=1"], "nonsense"),
+        ([STORE, "run=mine", "pretrain.cards={min: 2, max: 8}"], "pretrain.cards"),
     ],
 )
 def test_mistakes_are_refused(overrides: list[str], where: str) -> None:

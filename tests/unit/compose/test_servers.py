@@ -7,6 +7,7 @@ import pytest
 
 from octad.compose import compose_server
 from octad.errors import ConfigError
+from octad.spec.clusters import ABILITIES
 from octad.spec.home import Home
 
 
@@ -25,6 +26,20 @@ def test_the_default_is_a_local_fleet_and_a_store_in_the_home(home: Home) -> Non
     assert spec.storage.url == home.store.as_uri()
     assert (spec.tracker.kind, spec.tracker.url) == ("mlflow", "")
     assert (spec.host, spec.port, spec.python) == ("127.0.0.1", 0, sys.executable)
+
+
+@pytest.mark.parametrize(
+    ("card", "cannot"),
+    [
+        ("sim", ["fp8", "cp"]),
+        ("a100", ["fp8"]),
+        ("ascend_910b", ["fp8", "cp"]),
+        *((card, []) for card in ("l40s", "h100", "h200", "h800", "b200")),
+    ],
+)
+def test_what_cards_cannot_do(home: Home, card: str, cannot: list[str]) -> None:
+    spec = compose_server([f"card@fleet.clusters.alpha.card={card}"], home)
+    assert spec.fleet.clusters[0].card.lacks(ABILITIES) == cannot
 
 
 def test_what_is_typed_counts(home: Home) -> None:
@@ -54,6 +69,7 @@ def test_options_of_a_store_are_words_however_they_are_typed(home: Home) -> None
         ("fleet.cluster.a=1", "fleet.cluster", "'clusters'"),
         ("fleet.clusters={'a:b': {kind: local}}", "fleet.clusters.a:b", ""),
         ("fleet.clusters.alpha.card.kind=tpu", "fleet.clusters.alpha.card.kind", ""),
+        ("fleet.clusters.alpha.card.abilities=[fp4]", "fleet.clusters.alpha.card.abilities.0", ""),
         ("prot=1", "prot", "'port'"),
         ("port=99999", "port", ""),
         ("storage=s3", "storage.url", ""),

@@ -148,8 +148,11 @@ _KEYS = itertools.count()
 
 
 def stage_spec(name: str, **changed: Any) -> StageSpec:
-    """A stage of one card."""
-    cards = changed.pop("cards", 1)
+    """A stage of one card; `sizes` asks for a range."""
+    sizes = changed.get("sizes", [])
+    cards = max(sizes) if sizes else changed.pop("cards", 1)
+    if sizes:
+        changed["cards_asked"] = {"min": min(sizes), "max": cards}
     plain: dict[str, Any] = {
         "name": name,
         "kind": "pretrain",

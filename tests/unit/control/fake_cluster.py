@@ -128,9 +128,8 @@ class FakeCluster:
 
     def observe(self) -> ClusterView:
         with self.state() as state:
-            is_up, jobs = state["up"], dict(state["jobs"])
-        cards = self.settings.nodes * 8 if is_up else 0
-        del jobs
+            is_up, lost = state["up"], state.get("lost_nodes", 0)
+        cards = (self.settings.nodes - lost) * 8 if is_up else 0
         return ClusterView(
             name=self.spec.name,
             kind=self.spec.kind,
@@ -207,6 +206,16 @@ class FakeCluster:
         """The head is restarted: it knows no job any more."""
         with self.state() as state:
             state["jobs"] = {}
+
+    def lose_node(self) -> None:
+        """One node dies."""
+        with self.state() as state:
+            state["lost_nodes"] = state.get("lost_nodes", 0) + 1
+
+    def regain_nodes(self) -> None:
+        """All nodes are back."""
+        with self.state() as state:
+            state["lost_nodes"] = 0
 
     def entrypoint(self, submission_id: str) -> str:
         with self.state() as state:

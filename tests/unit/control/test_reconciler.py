@@ -431,6 +431,8 @@ def test_two_runs_whose_names_run_together_get_different_ids(world: World) -> No
 def test_what_the_fleet_never_holds_is_refused_at_once(world: World) -> None:
     with pytest.raises(CapacityError, match="alpha, has 16"):
         world.submit(world.spec("one", cards=24))
+    with pytest.raises(CapacityError, match=r"at least 24 cards.*alpha, has 16"):
+        world.submit(world.spec("one", sizes=[24, 32]))
     with pytest.raises(CapacityError, match="no cluster is called 'aplha'"):
         world.submit(world.spec("one", cluster="aplha"))
     assert world.runs.page(limit=10, before=None, sweep=None).runs == ()
