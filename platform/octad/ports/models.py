@@ -7,6 +7,9 @@ def layers(settings) -> tuple[str, ...]           linear layers that an adapter 
 def flops_per_token(settings, sequence, adapters) -> float
                                                   of training, without recomputing; `adapters`
                                                   when all that was there is frozen
+def width(settings) -> int                         features of one token between blocks
+def shared(settings) -> tuple[str, ...]           parameters that both the first and the last part
+                                                  of a split model hold
 def init_std(settings, name) -> float | None      how a parameter starts; None: norms 1, biases 0
 def build(settings) -> torch.nn.Module            on the current default device; its forward takes
                                                   int64 ids B S and `segments` (B S or None)

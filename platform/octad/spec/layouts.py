@@ -12,6 +12,7 @@ from octad.spec.frozen import Spec
 
 CARDS_PER_NODE = 8
 MAX_CARDS = 1024
+Schedule = Literal["1f1b", "interleaved_1f1b", "zero_bubble"]
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
@@ -47,6 +48,12 @@ class Layout(Spec):
         zero: What `dp_shard` shards: 1 the optimizer's state, 2 gradients too, 3 weights too.
             Each takes less memory than the one before, and sends more over the network (Rajbhandari
             et al. 2020).
+        pp_schedule: In which order a pipeline's cards work. `1f1b`: one part of the model a card,
+            each backward pass as soon as it can be (Narayanan et al. 2019). `interleaved_1f1b`:
+            `pp_parts_per_card` shorter parts, so that cards wait less and send more (Narayanan et
+            al. 2021). `zero_bubble`: two parts a card, from the front and from the back, and
+            gradients of weights where a card would wait (Qi et al. 2023, ZB-V).
+        pp_parts_per_card: Of `interleaved_1f1b`; the other schedules say it themselves.
     """
 
     pp: int = Field(default=1, ge=1)
@@ -55,11 +62,18 @@ class Layout(Spec):
     cp: int = Field(default=1, ge=1)
     tp: int = Field(default=1, ge=1)
     zero: Literal[1, 2, 3] = 2
+    pp_schedule: Schedule = "1f1b"
+    pp_parts_per_card: int = Field(default=2, ge=2)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.dp_shard != "fill" and self.dp_shard < 1:
             raise ValueError(f"dp_shard must be 'fill' or at least 1, not {self.dp_shard}")
+        if self.pp > 1 and self.pp_schedule == "zero_bubble" and self.zero == 3:
+            raise ValueError(
+                "zero 3 frees weights that zero_bubble needs later: use zero 1 or 2, or another "
+                "pp_schedule"
+            )
         return self
 
     def resolved(self, cards: int, where: str = "layout") -> Layout:
@@ -101,6 +115,23 @@ class Layout(Spec):
         """How many different parts of a global batch there are. Only on a resolved layout."""
         assert self.dp_shard != "fill"
         return self.dp_replicate * self.dp_shard
+
+    @property
+    def num_pp_parts(self) -> int:
+        """Into how many parts a pipeline splits the model."""
+        if self.pp == 1 or self.pp_schedule == "1f1b":
+            return self.pp
+        return self.pp * (2 if self.pp_schedule == "zero_bubble" else self.pp_parts_per_card)
+
+    def pp_parts(self, pp_rank: int) -> tuple[int, ...]:
+        """Which parts of the model the cards at one place of a pipeline hold.
+
+        Features pass round and round the cards; with `zero_bubble` there and back, so that the
+        first cards hold the first part and the last one.
+        """
+        if self.pp > 1 and self.pp_schedule == "zero_bubble":
+            return (pp_rank, 2 * self.pp - 1 - pp_rank)
+        return tuple(range(pp_rank, self.num_pp_parts, self.pp))
 
 
 def _product(axes: dict[str, int]) -> str:

@@ -16,8 +16,10 @@ from octad.train.data_parallel import micro_batch, replicated
 from octad.train.loss import IGNORE, split_vocabulary, summed_loss
 from octad.train.mesh import Ranks
 from octad.train.meters import StepMeter
+from octad.train.micro_batches import micro_batch_size
 from octad.train.packing import packed
 from octad.train.parallelise import Model
+from octad.train.pipeline import Pipeline
 from octad.train.precision import LossScale
 from octad.train.settings import Training
 from octad.train.watchdog import Watchdog
@@ -49,8 +51,21 @@ class Loop:
     end_of_text: int | None = None
     loss_scale: LossScale | None = None
     _called: tuple[nn.Module, ...] = field(init=False)
+    _micro_batch: int = field(init=False)
+    _pipeline: Pipeline | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        training, layout = self.training, self.ranks.layout
+        size = micro_batch_size(training.micro_batch, training.global_batch, layout)
+        self._micro_batch = size
+        if self.ranks.pp is not None:
+            self._pipeline = Pipeline(
+                self.model,
+                self.ranks,
+                sequence=training.sequence,
+                micro_batch=size,
+                num_micro_batches=training.global_batch // layout.data_parallel // size,
+            )
         self._called = tuple(replicated(part, self.ranks) for part in self.model.parts)
         for called in self._called:
             self.meter.watch(called)
@@ -105,6 +120,8 @@ class Loop:
         scale = loss_scale * layout.data_parallel / most
         own_loss, own_tokens = self._backward(samples, scale=scale)
         grads = optimizers.gradients(self.model)
+        if self._pipeline is not None:
+            self._pipeline.sum_shared()
         loss_sum, counted, squared = optimizers.summed(
             own_loss / layout.tp,
             own_tokens / (layout.tp * layout.pp),
@@ -150,8 +167,11 @@ class Loop:
         """Gradients of all micro-batches, of `scale` times the mean over data-parallel parts of
         their summed losses; the summed loss of this rank's share, and how many tokens count there.
         """
+        if self._pipeline is not None:
+            ids, targets, segments = packed(samples, self.end_of_text)
+            return self._pipeline.step(ids, targets, segments, scale), (targets != IGNORE).sum()
         (model,) = self._called
-        micro_batches = samples.split(self.training.micro_batch or len(samples))
+        micro_batches = samples.split(self._micro_batch)
         total, counted = torch.zeros(2, device=self.ranks.device).unbind()
         for number, micro in enumerate(micro_batches, start=1):
             micro_batch(model, self.ranks.layout, is_last=number == len(micro_batches))

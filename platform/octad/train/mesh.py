@@ -61,12 +61,12 @@ class Ranks:
     @property
     def pp_parts(self) -> tuple[int, ...]:
         """Which parts of the model this process holds."""
-        return (self.pp_rank,)
+        return self.layout.pp_parts(self.pp_rank)
 
     @property
     def num_pp_parts(self) -> int:
         """Into how many parts the model is split."""
-        return self.layout.pp
+        return self.layout.num_pp_parts
 
 
 def join(layout: Layout) -> Ranks:

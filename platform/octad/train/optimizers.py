@@ -60,10 +60,14 @@ def _remaining(settings: Optimizer, done: float) -> float:
 @torch.no_grad()
 def gradients(model: Model) -> list[Gradient]:
     """The gradients of this step, as this process holds them."""
-    trained = [p for p in model.parameters() if p.grad is not None]
-    for parameter in trained:
-        _add_up(parameter)
-    return [Gradient.of(p.grad) for p in trained if p.grad is not None]
+    found = []
+    for part in model.parts:
+        for name, parameter in part.named_parameters():
+            _add_up(parameter)
+            if parameter.grad is not None:
+                copies = 2 if name in model.shared else 1
+                found.append(Gradient.of(parameter.grad, copies))
+    return found
 
 
 def _add_up(parameter: nn.Parameter) -> None:
@@ -84,19 +88,21 @@ class Gradient:
     Attributes:
         local: What this process holds of it.
         shards: In how many pieces it lies over the mesh.
+        copies: How many parts of the model hold it.
     """
 
     local: Tensor
     shards: int
+    copies: int
 
     @classmethod
-    def of(cls, grad: Tensor) -> Gradient:
+    def of(cls, grad: Tensor, copies: int = 1) -> Gradient:
         """Outside of autograd only: it would record every look at a shard."""
         if not isinstance(grad, DTensor):
-            return cls(grad, 1)
+            return cls(grad, 1, copies)
         mesh = grad.device_mesh
         sizes = [mesh.size(n) for n, p in enumerate(grad.placements) if not p.is_replicate()]
-        return cls(grad.to_local(), math.prod(sizes))
+        return cls(grad.to_local(), math.prod(sizes), copies)
 
 
 def squared_norm(grads: Sequence[Gradient], together: int) -> Tensor:
@@ -108,10 +114,10 @@ def squared_norm(grads: Sequence[Gradient], together: int) -> Tensor:
         grads: All of this process.
         together: How many processes hold the same layers, as shards or copies.
     """
-    by_shards: dict[int, list[Tensor]] = {}
+    by_weight: dict[float, list[Tensor]] = {}
     for grad in grads:
-        by_shards.setdefault(grad.shards, []).append(grad.local)
-    parts = [get_total_norm(held).square() * shards for shards, held in by_shards.items()]
+        by_weight.setdefault(grad.shards / grad.copies, []).append(grad.local)
+    parts = [get_total_norm(held).square() * weight for weight, held in by_weight.items()]
     return torch.stack(parts).sum() / together
 
 

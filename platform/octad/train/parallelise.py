@@ -24,9 +24,15 @@ class Model:
     Attributes:
         parts: One; with pipeline parallelism the process's runs of blocks, in order. All go by
             the names of the whole model.
+        width: Features of one token between blocks.
+        dtype: Of what goes from block to block.
+        shared: Names of parameters that both the first and the last part of a pipeline hold.
     """
 
     parts: tuple[nn.Module, ...]
+    width: int
+    dtype: torch.dtype
+    shared: tuple[str, ...] = ()
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Of all parts."""
@@ -84,7 +90,12 @@ def spread(
         part.to_empty(device="cpu" if offload else ranks.device)
         _initialise(part, family, settings, seed)
         parts.append(part)
-    return Model(tuple(parts))
+    return Model(
+        tuple(parts),
+        width=family.width(settings),
+        dtype=mixed.param_dtype or torch.float32,
+        shared=family.shared(settings) if ranks.pp is not None else (),
+    )
 
 
 def _initialise(model: nn.Module, family: Any, settings: Any, seed: int) -> None:

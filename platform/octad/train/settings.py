@@ -18,6 +18,7 @@ from octad.spec.frozen import Spec, nearest
 from octad.spec.layouts import Layout
 from octad.spec.names import Name
 from octad.spec.stages import AttemptOrder, Position, StageSpec
+from octad.train.micro_batches import micro_batch_size
 
 
 class Optimizer(Spec):
@@ -118,7 +119,8 @@ class Training(Spec):
         steps: Optimizer steps of the whole stage.
         sequence: Tokens of one sample.
         global_batch: Samples of one step, over all cards.
-        micro_batch: Samples that one card takes at once; None takes its whole share.
+        micro_batch: Samples that one card takes at once; None takes its whole share, or with a
+            pipeline a size that keeps its cards busy (`octad.train.micro_batches`).
         activation_checkpointing: What a block keeps for its backward pass; the rest is computed
             again. `selective`: results of matrix products and attention. `full`: only its input.
         cpu_offload: Weights, gradients and optimizer state wait in host memory, and the optimizer
@@ -267,7 +269,8 @@ def check_training(spec: StageSpec, training: Training) -> None:
     try:
         family.check(model, spec.layout)
         check_sequence(training.sequence, spec.layout, model.context)
-        _check_batch(training, spec.layout)
+        micro_batch_size(training.micro_batch, training.global_batch, spec.layout)
+        _check_compile(training, spec.layout)
         _check_mix(training)
     except ConfigError as error:
         raise error.at(spec.name) from None
@@ -303,21 +306,13 @@ def check_sequence(sequence: int, layout: Layout, context: int) -> None:
         )
 
 
-def _check_batch(training: Training, layout: Layout) -> None:
-    ranks = layout.data_parallel
-    if training.global_batch % ranks:
+def _check_compile(training: Training, layout: Layout) -> None:
+    if training.compile and layout.pp > 1 and layout.pp_schedule == "zero_bubble":
         raise ConfigError(
-            f"a global batch of {training.global_batch} cannot be divided by {ranks} data-parallel "
-            "parts",
-            where="global_batch",
-            hint=f"use a multiple of {ranks}",
-        )
-    share = training.global_batch // ranks
-    if training.micro_batch and share % training.micro_batch:
-        raise ConfigError(
-            f"each card gets {share} samples of a step, which micro_batch {training.micro_batch} "
-            "does not divide",
-            where="micro_batch",
+            "compiled blocks compute all their gradients at once, which pp_schedule zero_bubble "
+            "does in two parts",
+            where="compile",
+            hint="use another layout.pp_schedule, or do not compile",
         )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -43,15 +44,34 @@ def restore(
         names = get_model_state_dict(part, options=options).keys()
         own = {name: state["model"][name] for name in names}
         set_model_state_dict(part, own, options=options)
-        set_optimizer_state_dict(part, optimizer, state["optimizer"], options=options)
+        # The optimizer takes tensors as they are: two parts must not have one in common.
+        shared = tuple(f"state.{name}." for name in model.shared)
+        moments = {
+            key: value.clone() if key.startswith(shared) else value
+            for key, value in state["optimizer"].items()
+        }
+        set_optimizer_state_dict(part, optimizer, moments, options=options)
 
 
 def weights(model: Model, *, adapter: bool) -> dict[str, Any]:
     """The weights alone: of the adapters, or of everything but adapters. Shares their memory:
-    what is loaded into it is in the model.
+    what is loaded into it is in the model, after `copy_shared`.
     """
     state = {k: v for part in model.parts for k, v in get_model_state_dict(part).items()}
     return {"model": {k: v for k, v in state.items() if (".lora_" in k) == adapter}}
+
+
+@torch.no_grad()
+def copy_shared(model: Model) -> None:
+    """Where a process holds two parts with the same parameter: the later one's values for both."""
+    for name in model.shared:
+        held = [part.get_parameter(name) for part in model.parts if name in _names(part)]
+        for parameter in held[:-1]:
+            parameter.copy_(held[-1])
+
+
+def _names(part: nn.Module) -> set[str]:
+    return {name for name, _ in part.named_parameters()}
 
 
 def whole(model: Model) -> dict[str, Tensor]:

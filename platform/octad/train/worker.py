@@ -153,6 +153,7 @@ class _Stage:
                 self.store.key(self.job.start.uri),
                 states.weights(self.model, adapter=False),
             )
+            states.copy_shared(self.model)
         if self.node_tier is not None:
             found = self.node_tier.resume(self.job.resume, self._state)
             if found is not None:

@@ -27,8 +27,8 @@ def settings(stage: Any, **changes: Any) -> Any:
     return stage.Settings.parse({**raw, **changes}, where="stage")
 
 
-def spec(kind: str, **axes: int) -> StageSpec:
-    layout = Layout(**{"dp_shard": 1, **axes})
+def spec(kind: str, **axes: Any) -> StageSpec:
+    layout = Layout.parse({"dp_shard": 1, **axes})
     cards = layout.pp * layout.data_parallel * layout.tp
     return StageSpec(name="stage", kind=kind, cards=cards, layout=layout)
 
@@ -42,7 +42,9 @@ def spec(kind: str, **axes: int) -> StageSpec:
         ({}, {"dp_shard": 5}, "stage.global_batch", ("24", "5")),
         ({}, {"dp_replicate": 4, "dp_shard": 4}, "stage.global_batch", ("24", "16")),
         ({"micro_batch": 5}, {"dp_shard": 2}, "stage.micro_batch", ("12", "5")),
-        ({}, {"pp": 2}, "stage.layout.pp", ("2",)),
+        ({}, {"pp": 3}, "stage.layout.pp", ("depth 2", "3 parts")),
+        ({}, {"pp": 2, "dp_shard": 24}, "stage.global_batch", ("1 samples", "pp 2")),
+        ({"micro_batch": 24}, {"pp": 2}, "stage.micro_batch", ("24", "1 micro-batches", "pp 2")),
         ({"optimizer": {"lr": 1e-3, "warmup_steps": 21}}, {}, "stage.optimizer", ("21", "20")),
     ],
 )
@@ -88,3 +90,13 @@ def test_validation_splits_only_its_data() -> None:
 def test_a_laptop_can_load_the_stage(kind: str) -> None:
     code = f"import sys, octad.stages.{kind}; sys.exit(bool({{'torch', 'ray'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_zero_bubble_needs_whole_weights_and_blocks_that_are_not_compiled() -> None:
+    deep = settings(pretrain, model={**MODEL, "depth": 4}, compile=True)
+    with pytest.raises(ConfigError, match="two parts") as caught:
+        pretrain.check(spec("pretrain", pp=2, pp_schedule="zero_bubble"), deep)
+    assert caught.value.where == "stage.compile"
+    pretrain.check(spec("pretrain", pp=2, pp_schedule="interleaved_1f1b"), deep)
+    with pytest.raises(ConfigError, match="zero 3 frees weights"):
+        spec("pretrain", pp=2, pp_schedule="zero_bubble", zero=3)

@@ -130,10 +130,15 @@ class Decoder(nn.Module):
     """Token ids in, logits of the next token out; or a part of it, features in or out.
 
     Blocks go by their number in the whole model, so that a part has the names of the whole.
+
+    Attributes:
+        embeds: It takes token ids. A part that does not may still hold the embedding's table, for
+            its head.
     """
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
+        self.embeds = True
         self.embedding: Embedding | None = Embedding(settings)
         self.blocks = nn.ModuleDict({str(n): Block(settings) for n in range(settings.depth)})
         self.norm: nn.Module | None = norm(settings)
@@ -148,7 +153,8 @@ class Decoder(nn.Module):
                 see nothing of another. None: the whole sequence is one.
         """
         mask = None if segments is None else within_documents(segments)
-        if self.embedding is not None:
+        if self.embeds:
+            assert self.embedding is not None
             # For learned positions: rotation hangs on distances alone.
             hidden = self.embedding(hidden, None if segments is None else places(segments))
         for block in self.blocks.values():
@@ -163,7 +169,8 @@ class Decoder(nn.Module):
 def split(model: Decoder, part: int, parts: int) -> None:
     """Keep one of `parts` runs of blocks, in place; the first also embeds, the last also predicts.
 
-    The first runs are one block longer where the depth does not divide.
+    The first runs are one block longer where the depth does not divide. A tied table is in both
+    the first and the last part.
     """
     names = list(model.blocks)
     size, longer = divmod(len(names), parts)
@@ -172,10 +179,15 @@ def split(model: Decoder, part: int, parts: int) -> None:
     for name in names:
         if name not in kept:
             del model.blocks[name]
-    if part > 0:
-        model.embedding = None
     if part < parts - 1:
         model.norm = model.head = None
+    if part > 0:
+        model.embeds = False
+        assert model.embedding is not None
+        if model.head is not None and model.head.weight is None:
+            model.embedding.position = None
+        else:
+            model.embedding = None
 
 
 def places(segments: Tensor) -> Tensor:

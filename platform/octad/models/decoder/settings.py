@@ -83,11 +83,12 @@ def check(settings: Settings, layout: Layout, where: str = "model") -> None:
     Raises:
         ConfigError: Names both numbers.
     """
-    if layout.pp > 1:
+    if settings.depth < layout.num_pp_parts:
         raise ConfigError(
-            f"pp is {layout.pp}, but pipeline parallelism is not available in this version",
+            f"depth {settings.depth} cannot be split into {layout.num_pp_parts} parts, as pp "
+            f"{layout.pp} with pp_schedule {layout.pp_schedule} needs",
             where="layout.pp",
-            hint="use tp, dp_shard or dp_replicate",
+            hint=f"use a pp of at most {max(1, settings.depth * layout.pp // layout.num_pp_parts)}",
         )
     sizes = {
         "heads": settings.heads,
@@ -102,6 +103,16 @@ def check(settings: Settings, layout: Layout, where: str = "model") -> None:
                 where=f"{where}.{name}",
                 hint=f"use a layout.tp that divides {size}",
             )
+
+
+def width(settings: Settings) -> int:
+    """Features of one token between blocks."""
+    return settings.width
+
+
+def shared(settings: Settings) -> tuple[str, ...]:
+    """Parameters that both the first and the last part of a split model hold."""
+    return ("embedding.token",) if settings.tied else ()
 
 
 def layers(settings: Settings) -> tuple[str, ...]:
