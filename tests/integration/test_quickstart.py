@@ -181,6 +181,8 @@ def test_a_run_says_everything_about_its_stages(octad: Octad, killed: str) -> No
         "cp": 1,
         "tp": 2,
         "zero": 2,
+        "pp_schedule": "1f1b",
+        "pp_parts_per_card": 2,
     }
     metrics = next(s["metrics"] for s in stages if s["name"] == "validate")
     assert metrics["tuned_tuning_perplexity"] < metrics["base_tuning_perplexity"]
