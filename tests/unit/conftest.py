@@ -259,4 +259,4 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 @pytest.fixture
 def conftest() -> Any:
     """The makers of views above, for tests that script answers."""
-    return SimpleNamespace(attempt=attempt, stage=stage, run_view=run_view)
+    return SimpleNamespace(attempt=attempt, stage=stage, run_view=run_view, LAYOUT=LAYOUT)

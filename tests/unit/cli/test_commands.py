@@ -192,6 +192,25 @@ def test_run_shows_attempts_artefacts_and_metrics(
     assert octad("run", "nobody").code == 3
 
 
+def test_a_range_is_shown_as_asked_and_as_each_attempt_got_it(
+    octad: Octad, stand_in: StandIn, conftest: Any
+) -> None:
+    asked = {"cards_asked": {"min": 2, "max": 8}}
+    before = conftest.stage("pretrain", "queued", cards=8, **asked)
+    eight = {"cards": 8, "layout": {**conftest.LAYOUT, "dp_shard": 4}}
+    attempts = [conftest.attempt(1, "lost", **eight), conftest.attempt(2)]
+    after = conftest.stage("pretrain", attempts=attempts, **asked)
+    stand_in.views["mine"] = [
+        conftest.run_view("mine", "queued", before),
+        conftest.run_view("mine", "running", after),
+    ]
+    assert octad("run", "mine").out.splitlines()[4].split()[:3] == ["pretrain", "queued", "2-8"]
+    shown = octad("run", "mine").out
+    assert "4 of 2-8" in shown
+    assert "attempt 1  lost on alpha, 8 cards (dp_shard 4, tp 2)" in shown
+    assert "attempt 2  running on alpha, 4 cards (dp_shard 2, tp 2)" in shown
+
+
 def test_resume_may_send_newer_code(
     octad: Octad, stand_in: StandIn, conftest: Any, tmp_path: Path
 ) -> None:

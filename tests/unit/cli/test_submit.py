@@ -65,6 +65,15 @@ def test_dry_run_sends_nothing(octad: Octad, monkeypatch: pytest.MonkeyPatch) ->
     assert [s["name"] for s in spec["stages"]] == ["preprocess", "pretrain", "finetune", "validate"]
 
 
+def test_a_plan_shows_a_range_and_the_sizes_that_can_be_used(octad: Octad) -> None:
+    done = octad("submit", "--dry-run", "pretrain.cards={min: 2, max: 8}")
+    assert done.code == 0
+    row = next(line for line in done.out.splitlines() if line.startswith("pretrain"))
+    assert row.split()[:3] == ["pretrain", "pretrain", "2-8"]
+    assert "dp_shard fill, tp 2" in row
+    assert "sizes it can use: 2, 4, 8" in done.out
+
+
 def test_a_mistake_is_one_line_with_its_exit_code(octad: Octad, stand_in: StandIn) -> None:
     done = octad("submit", "pretrain.crads=1")
     assert done.code == 2

@@ -30,6 +30,7 @@ class Memory:
         self.is_away = False
         self.loses_reply = False
         self.runs: dict[str, dict[str, str]] = {}
+        self.params: dict[str, str] = {}
         self.points: dict[str, list[int]] = defaultdict(list)
         self.known: list[tuple[str, MetricPoint]] = []
         self.finals: dict[str, dict[str, float]] = defaultdict(dict)
@@ -53,6 +54,7 @@ class Memory:
     ) -> str:
         self._reached()
         assert params["kind"]
+        self.params = params
         self.runs[f"{parent}/{stage}"] = tags
         return f"{parent}/{stage}"
 
@@ -172,6 +174,36 @@ def test_metrics_come_in_order_and_a_redone_step_is_not_doubled(
     assert memory.points[tracked] == [1, 2, 3, 4, 5, 6, 7]
     assert memory.models[tracked] == ["one-step-4", "one-step-7"]
     assert memory.runs[tracked]["octad.submissions"] == "r1-one-1 r1-one-2"
+
+
+def test_the_tracker_is_told_the_range_and_what_each_attempt_got(
+    world: World, memory: Memory, shipper: Shipper
+) -> None:
+    alpha = world.fleet.clusters["alpha"]
+    world.submit(world.spec("one", sizes=[2, 16], cluster="alpha"), run="r1")
+    world.tick()
+    shipper.tick()
+    tags = memory.runs["t-r1/one"]
+    assert (tags["octad.cards"], tags["octad.attempt_cards"]) == ("16", "16")
+    alpha.lose_node()
+    alpha.end("r1-one-1", "FAILED")
+    world.tick(20)
+    shipper.tick()
+    tags = memory.runs["t-r1/one"]
+    assert (tags["octad.cards"], tags["octad.attempt_cards"]) == ("2", "16 2")
+    asked = {key: memory.params[key] for key in ("cards.min", "cards.max", "layout.dp_shard")}
+    assert asked == {"cards.min": "2", "cards.max": "16", "layout.dp_shard": "fill"}
+
+
+def test_params_of_one_number_of_cards_are_that_number(
+    world: World, memory: Memory, shipper: Shipper
+) -> None:
+    world.submit(world.spec("one", cards=4), run="r1")
+    world.tick()
+    shipper.tick()
+    sizes = {k: v for k, v in memory.params.items() if "cards" in k or "size" in k or "asks" in k}
+    assert sizes == {"cards": "4"}
+    assert memory.params["layout.dp_shard"] == "4"
 
 
 def test_what_was_sent_without_a_reply_is_not_doubled_by_the_next_attempt(
