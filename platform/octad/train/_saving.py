@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.tensor import DTensor
 
 from octad.errors import CheckpointError, FencedError, OctadError, StorageError
 
@@ -25,14 +25,7 @@ class Background(Generic[T]):
     """One save at a time, on a thread. The copies it writes from are used again by the next."""
 
     def __init__(self, name: str) -> None:
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=torch.cuda.is_available(),
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=False,
-            )
-        )
+        self._copies = _Copies()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._pending: Future[T] | None = None
 
@@ -48,8 +41,7 @@ class Background(Generic[T]):
             CheckpointError: `state` holds something that is neither a tensor nor plain data.
         """
         assert self._pending is None
-        _check_plain(state)
-        return self._stager.stage(state)
+        return self._copies.of(state)
 
     def start(self, write: Callable[[], T]) -> None:
         """Write on the thread."""
@@ -78,21 +70,53 @@ def reason_of(error: CheckpointException) -> OctadError:
     raise RuntimeError(f"a checkpoint could not be made: {causes[0]!r}") from causes[0]
 
 
-def _check_plain(value: Any, path: str = "") -> None:
-    """Refuse what a checkpoint could not be read back with.
+class _Copies:
+    """A state in host memory that is used again for the next one.
 
-    Raises:
-        CheckpointError: Names the entry.
+    torch's own stager does the same, but takes up to 0.3 ms for each sharded tensor.
     """
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            _check_plain(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
-        for number, inner in enumerate(value):
-            _check_plain(inner, f"{path}.{number}")
-    elif value is not None and type(value) not in _PLAIN and not isinstance(value, Tensor):
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def of(self, state: dict[str, Any]) -> Any:
+        """Copy a state; what was copied before is gone.
+
+        Raises:
+            CheckpointError: Names what a checkpoint could not be read back with.
+        """
+        copied = self._of(state, "")
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        return copied
+
+    def _of(self, value: Any, path: str) -> Any:
+        if isinstance(value, DTensor):
+            spec = value._spec  # noqa: SLF001  from_local would move the copy to the mesh's device
+            return DTensor(self._copy(value.to_local(), path), spec, requires_grad=False)
+        if isinstance(value, Tensor):
+            return self._copy(value, path)
+        if isinstance(value, Mapping):
+            return {
+                key: self._of(inner, f"{path}.{key}" if path else str(key))
+                for key, inner in value.items()
+            }
+        if isinstance(value, list | tuple):
+            inner = (self._of(inner, f"{path}.{number}") for number, inner in enumerate(value))
+            return tuple(inner) if isinstance(value, tuple) else list(inner)
+        if value is None or type(value) in _PLAIN:
+            return value
         raise CheckpointError(
             f"a {type(value).__name__} cannot be saved",
             where=path,
             hint="save tensors, numbers, strings, lists and dicts",
         )
+
+    def _copy(self, tensor: Tensor, path: str) -> Tensor:
+        held = self._held.get(path)
+        if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
+            is_pinned = torch.cuda.is_available()
+            held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_pinned)
+            self._held[path] = held
+        return held.copy_(tensor, non_blocking=True)
