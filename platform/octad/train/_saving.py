@@ -77,7 +77,7 @@ class _Copies:
     """
 
     def __init__(self) -> None:
-        self._held: dict[str, Tensor] = {}
+        self._held: dict[tuple[Any, ...], Tensor] = {}
 
     @torch.no_grad()
     def of(self, state: dict[str, Any]) -> Any:
@@ -86,34 +86,31 @@ class _Copies:
         Raises:
             CheckpointError: Names what a checkpoint could not be read back with.
         """
-        copied = self._of(state, "")
+        copied = self._of(state, ())
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
         return copied
 
-    def _of(self, value: Any, path: str) -> Any:
+    def _of(self, value: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(value, DTensor):
             spec = value._spec  # noqa: SLF001  from_local would move the copy to the mesh's device
             return DTensor(self._copy(value.to_local(), path), spec, requires_grad=False)
         if isinstance(value, Tensor):
             return self._copy(value, path)
         if isinstance(value, Mapping):
-            return {
-                key: self._of(inner, f"{path}.{key}" if path else str(key))
-                for key, inner in value.items()
-            }
+            return {key: self._of(inner, (*path, key)) for key, inner in value.items()}
         if isinstance(value, list | tuple):
-            inner = (self._of(inner, f"{path}.{number}") for number, inner in enumerate(value))
+            inner = (self._of(inner, (*path, number)) for number, inner in enumerate(value))
             return tuple(inner) if isinstance(value, tuple) else list(inner)
         if value is None or type(value) in _PLAIN:
             return value
         raise CheckpointError(
             f"a {type(value).__name__} cannot be saved",
-            where=path,
+            where=".".join(map(str, path)),
             hint="save tensors, numbers, strings, lists and dicts",
         )
 
-    def _copy(self, tensor: Tensor, path: str) -> Tensor:
+    def _copy(self, tensor: Tensor, path: tuple[Any, ...]) -> Tensor:
         held = self._held.get(path)
         if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
             is_pinned = torch.cuda.is_available()

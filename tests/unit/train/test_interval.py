@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octad.errors import ConfigError
+from octad.spec.layouts import Layout
+from octad.spec.stages import StageSpec
 from octad.train.interval import Plan, Schedule, Tier, steps_between, young_s
+from octad.train.settings import Training, check_training
 
 HOUR = 3600.0
 
@@ -145,3 +149,31 @@ def test_auto_follows_the_clock_and_all_ranks_follow_one() -> None:
                 deciding.measured(blocked_s=0.5, durable_s=3.0)
     # sqrt(2 * 0.5 s * 1 h) is 60 s, of steps of 2 s.
     assert {later - former for former, later in pairwise(saved)} == {30}
+
+
+TRAINING = {
+    "model": {"kind": "decoder", "vocab": 64, "width": 16, "depth": 2, "heads": 2, "context": 16},
+    "optimizer": {"lr": 0.1, "warmup_steps": 0},
+    "steps": 10,
+    "sequence": 16,
+    "global_batch": 4,
+}
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, "often", True, None])
+def test_an_interval_is_a_number_of_steps_or_auto(every: object) -> None:
+    with pytest.raises(ConfigError, match=r"a.checkpoint_every: must be a number of steps, 1 or m"):
+        Training.parse({**TRAINING, "checkpoint_every": every}, where="a")
+    for good in (1, "auto"):
+        training = Training.parse({**TRAINING, "checkpoint_every": good})
+        assert Training.parse(training.plain()).checkpoint_every == good
+
+
+def test_a_tier_that_would_never_be_used_is_refused() -> None:
+    spec = StageSpec(name="a", kind="pretrain", cards=1, layout=Layout(dp_shard=1))
+    more = {"checkpoint_every": 10, "node_checkpoint_every": 20}
+    with pytest.raises(ConfigError, match=r"a.node_checkpoint_every.*use fewer than 10"):
+        check_training(spec, Training.parse({**TRAINING, **more}))
+    check_training(spec, Training.parse({**TRAINING, **more, "node_checkpoint_every": 4}))
+    with pytest.raises(ConfigError, match="must be a whole path"):
+        Training.parse({**TRAINING, "node_checkpoint_folder": "shm"})
