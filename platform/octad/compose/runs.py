@@ -226,14 +226,14 @@ def _any_size(module: Any, draft: StageSpec, settings: Spec) -> StageSpec:
     said = [str(error) for error in refused.values()]
     # What most sizes have in common has least to do with the size.
     example = max(refused, key=lambda cards: (said.count(str(refused[cards])), cards))
-    error = refused[example]
+    shared = refused[example]
     if len(set(said)) == 1:
-        raise error
+        raise shared
     raise ConfigError(
         f"no number of cards from {asked.min} to {asked.max} can be used; with {example} of them: "
-        f"{error.what}",
+        f"{shared.what}",
         where=where,
-        hint=f"see {error.where}; {error.hint}" if error.hint else f"see {error.where}",
+        hint=f"see {shared.where}; {shared.hint}" if shared.hint else f"see {shared.where}",
     )
 
 

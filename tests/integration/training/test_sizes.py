@@ -47,7 +47,8 @@ def test_attempts_on_four_two_and_one_card_learn_as_one_does(lab: Lab) -> None:
     groups = [(4, [first]), (2, [second]), (1, [third, whole])]
     lab.run_groups([(n, [(TRAIN, job.plain()) for job in jobs]) for n, jobs in groups], LIMIT_S)
 
-    counted, samples = {}, {}
+    counted: dict[int, dict[str, float]] = {}
+    samples: dict[int, list[int]] = {}
     for number, job in enumerate(attempts):
         mine = range(number * EVERY + 1, (number + 1) * EVERY + 1)
         steps = lab.steps(job)

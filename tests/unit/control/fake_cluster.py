@@ -39,11 +39,12 @@ class Settings(Spec):
 
 
 class FakeJobs:
-    """Fills `Jobs`; `silent` and `lose` break the line to it."""
+    """Fills `Jobs`; `silent` and `lose` break the line to it, and `is_deaf` jobs do not stop."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
         self.silent = False
+        self.is_deaf = False
         self.lose: Literal["", "request", "reply"] = ""
         self.calls = 0
 
@@ -88,7 +89,7 @@ class FakeJobs:
         with self._line(), self._cluster.state() as state:
             job = state["jobs"].get(submission_id)
             state["stopped"].append(submission_id)
-            if job and job["state"] not in ENDED:
+            if job and job["state"] not in ENDED and not self.is_deaf:
                 job["state"] = "STOPPED"
 
     @contextmanager

@@ -19,7 +19,8 @@ from hypothesis.stateful import (
 
 from octad.errors import ConflictError
 from octad.spec.keys import StageKeys
-from octad.spec.runs import RunResume
+from octad.spec.runs import RunResume, StageView
+from octad.spec.stages import AttemptOrder
 from octad.spec.states import RunState, StageState
 
 if TYPE_CHECKING:
@@ -46,11 +47,12 @@ class Chaos(RuleBasedStateMachine):
 
     # --- people ---------------------------------------------------------------------------------
 
-    @rule(target=runs, pinned=st.booleans(), cards=st.sampled_from([1, 4, 8]))
-    def submit(self, *, pinned: bool, cards: int) -> str:
+    @rule(target=runs, pinned=st.booleans(), sizes=st.sampled_from([[1], [4], [8], [2, 4, 8]]))
+    def submit(self, *, pinned: bool, sizes: list[int]) -> str:
         key = f"key-{len(self.keys):06d}"
+        size: dict[str, Any] = {"sizes": sizes} if len(sizes) > 1 else {"cards": sizes[0]}
         asked = self.world.submission(
-            self.world.spec("one", cards=cards, cluster="beta" if pinned else None, retries=2),
+            self.world.spec("one", **size, cluster="beta" if pinned else None, retries=2),
             self.world.spec("two", needs={"base": "one.out"}, retries=2),
             key=key,
             run=f"r{len(self.keys)}",
@@ -100,6 +102,13 @@ class Chaos(RuleBasedStateMachine):
     @rule(name=CLUSTERS)
     def restart_head(self, name: str) -> None:
         self.world.fleet.clusters[name].forget_all()
+
+    @rule(is_back=st.booleans())
+    def lose_a_node_of_two(self, *, is_back: bool) -> None:
+        alpha = self.world.fleet.clusters["alpha"]
+        alpha.regain_nodes()
+        if not is_back:
+            alpha.lose_node()
 
     @rule(name=CLUSTERS, pick=st.integers(0, 20), how=st.sampled_from(["work", "die", "linger"]))
     def move_a_job(self, name: str, pick: int, how: str) -> None:
@@ -157,6 +166,7 @@ class Chaos(RuleBasedStateMachine):
         for cluster in world.fleet.clusters.values():
             cluster.fake_jobs.silent = False
             cluster.fake_jobs.lose = ""
+            cluster.regain_nodes()
         for _ in range(60):
             world.tick(3, each_s=5.0)
             for cluster in world.fleet.clusters.values():
@@ -168,6 +178,7 @@ class Chaos(RuleBasedStateMachine):
             assert view.state.is_terminal, view
             for stage in view.stages:
                 assert stage.state.is_terminal or stage.state is StageState.WAITING
+                self.check_sizes(run, stage)
                 if stage.state is StageState.SUCCEEDED:
                     last = stage.attempts[-1].number
                     result = StageKeys(run, stage.name).attempt(last).result
@@ -177,6 +188,17 @@ class Chaos(RuleBasedStateMachine):
             assert room.holders == ()
         world.database.close()
         self.folder.cleanup()
+
+    def check_sizes(self, run: str, stage: StageView) -> None:
+        """Every attempt had a size that was asked for, and was told of that one and no other."""
+        asked = stage.cards_asked
+        for attempt in stage.attempts:
+            assert attempt.cards == attempt.layout.cards
+            assert attempt.cards in ({2, 4, 8} if asked else {stage.cards})
+            raw = self.world.store.find(StageKeys(run, stage.name).attempt(attempt.number).order)
+            if raw is not None:
+                order = AttemptOrder.model_validate_json(raw)
+                assert (order.stage.cards, order.stage.layout) == (attempt.cards, attempt.layout)
 
 
 def test_chaos(fake: ModuleType, world_maker: Any) -> None:
