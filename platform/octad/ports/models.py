@@ -3,7 +3,9 @@
 class Settings(Spec): ...                         sizes; `vocab` None means "as the tokenizer",
                                                   `context` is the longest sequence
 def check(settings, layout, where) -> None        refuse a mesh that does not divide (ConfigError)
-def layers(settings) -> tuple[str, ...]           linear layers that an adapter can be put on
+def layers(settings) -> dict[str, tuple[int, int]]
+                                                  linear layers that an adapter can be put on, with
+                                                  features in and out
 def flops_per_token(settings, sequence, adapters) -> float
                                                   of training, without recomputing; `adapters`
                                                   when all that was there is frozen

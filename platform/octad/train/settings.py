@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from octad.data.weights import shares
 from octad.errors import ConfigError
@@ -66,6 +66,12 @@ class Precision(Spec):
     recipe: Literal["tensorwise", "rowwise"] = "tensorwise"
     emulate: bool = False
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.emulate and self.kind != "fp8":
+            raise ValueError(f"only fp8 can be emulated, not {self.kind}")
+        return self
+
     @property
     def asks(self) -> dict[Ability, str]:
         """What a card must be able to do, and the setting that asks for it."""
@@ -93,6 +99,7 @@ class Lora(Spec):
 
 Packing = Literal["stream", "documents"]
 Recompute = Literal["none", "selective", "full"]
+_FP8_MULTIPLE = 16  # of the sizes that cards multiply in fp8
 
 
 def _steps_or_auto(value: object) -> object:
@@ -272,6 +279,7 @@ def check_training(spec: StageSpec, training: Training) -> None:
         micro_batch_size(training.micro_batch, training.global_batch, spec.layout)
         _check_compile(training, spec.layout)
         _check_mix(training)
+        _check_fp8(training, spec.layout, family.layers(model))
     except ConfigError as error:
         raise error.at(spec.name) from None
     _check_tiers(spec, training)
@@ -314,6 +322,27 @@ def _check_compile(training: Training, layout: Layout) -> None:
             where="compile",
             hint="use another layout.pp_schedule, or do not compile",
         )
+    if training.compile and layout.tp > 1 and training.activation_checkpointing == "full":
+        raise ConfigError(
+            "torch 2.13 cannot compile blocks that are both split over tp and computed again as a "
+            "whole",
+            where="activation_checkpointing",
+            hint="use selective, or compile: false",
+        )
+
+
+def _check_fp8(training: Training, layout: Layout, layers: Mapping[str, tuple[int, int]]) -> None:
+    if training.precision.kind != "fp8":
+        return
+    for name, sizes in layers.items():
+        for size in sizes:
+            if size % (_FP8_MULTIPLE * layout.tp):
+                raise ConfigError(
+                    f"layer {name!r} has {size} features, which cannot be divided by "
+                    f"{_FP8_MULTIPLE} x tp {layout.tp}, as fp8 needs",
+                    where="precision.kind",
+                    hint="use precision=bf16, or other sizes",
+                )
 
 
 def _check_mix(training: Training) -> None:

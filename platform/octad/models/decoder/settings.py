@@ -115,10 +115,20 @@ def shared(settings: Settings) -> tuple[str, ...]:
     return ("embedding.token",) if settings.tied else ()
 
 
-def layers(settings: Settings) -> tuple[str, ...]:
-    """Names of the linear layers of a block: what an adapter can be put on."""
-    mlp = ("up", "down") if settings.mlp == "gelu" else ("gate", "up", "down")
-    return ("query", "key", "value", "out", *mlp)
+def layers(settings: Settings) -> dict[str, tuple[int, int]]:
+    """The linear layers of a block, which an adapter can be put on: name to features in and out."""
+    width, mlp = settings.width, settings.num_mlp
+    kv_width = settings.num_kv_heads * settings.head_width
+    gate = {"gate": (width, mlp)} if settings.mlp == "swiglu" else {}
+    return {
+        "query": (width, width),
+        "key": (width, kv_width),
+        "value": (width, kv_width),
+        "out": (width, width),
+        **gate,
+        "up": (width, mlp),
+        "down": (mlp, width),
+    }
 
 
 def flops_per_token(settings: Settings, sequence: int, *, adapters: bool = False) -> float:
