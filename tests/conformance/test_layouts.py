@@ -45,7 +45,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gpt-tied": {**GPT, "tied": True},
     "llama": {**LLAMA, "tied": False},
     "llama-tied": {**LLAMA, "tied": True},
+    "gpt-deep": {**GPT, "tied": False, "depth": 4},
+    "llama-deep": {**LLAMA, "tied": True, "depth": 4},
 }
+INTERLEAVED, ZERO_BUBBLE = "interleaved_1f1b", "zero_bubble"
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ CASES = {
     "one gpt-tied": case("gpt-tied", micro_batches=1),
     "one llama": case("llama", micro_batches=1),
     "one llama-tied": case("llama-tied", micro_batches=1),
+    "one gpt-deep": case("gpt-deep", micro_batches=1),
+    "one llama-deep": case("llama-deep", micro_batches=1),
     "ddp 2": case("gpt-tied", dp_replicate=2),
     "ddp 4": case("llama", dp_replicate=4),
     "zero1 2": case("gpt", dp_shard=2, zero=1),
@@ -83,6 +88,21 @@ CASES = {
     "zero1 x tp": case("gpt", dp_shard=2, tp=2, zero=1, micro_batches=1),
     "zero3 x tp": case("llama-tied", dp_shard=2, tp=2, zero=3),
     "hsdp x tp": case("llama", dp_replicate=2, dp_shard=2, tp=2, zero=2, micro_batches=1),
+    "pp 2": case("gpt-tied", pp=2, micro_batches=4),
+    "pp 4": case("llama-deep", pp=4, micro_batches=4),
+    "interleaved": case("llama-deep", pp=2, pp_schedule=INTERLEAVED),
+    "zero bubble": case("gpt-deep", pp=2, pp_schedule=ZERO_BUBBLE, micro_batches=4),
+    "pp x tp": case("gpt-tied", pp=2, tp=2),
+    "zero bubble x tp": case("llama-deep", pp=2, pp_schedule=ZERO_BUBBLE, tp=2),
+    "pp x zero2": case("llama-tied", pp=2, dp_shard=2, zero=2),
+    "interleaved x zero3": case(
+        "llama-deep", pp=2, pp_schedule=INTERLEAVED, dp_shard=2, zero=3, micro_batches=4
+    ),
+    "zero bubble x zero2": case(
+        "llama-deep", pp=2, pp_schedule=ZERO_BUBBLE, dp_shard=2, zero=2, micro_batches=4
+    ),
+    "pp x ddp": case("gpt", pp=2, dp_replicate=2),
+    "pp x zero3 x tp": case("llama-tied", pp=2, dp_shard=2, tp=2, zero=3),
 }
 # (A, B): trained on A, stopped after step 7, and gone on with on B.
 PAIRS = [
@@ -101,6 +121,12 @@ PAIRS = [
     ("tp 4", "zero1 2"),
     ("hsdp zero3", "zero1 2"),
     ("zero2 2", "zero1 4"),
+    ("zero bubble", "zero bubble"),
+    ("pp 4", "one llama-deep"),
+    ("pp 4", "zero bubble x zero2"),
+    ("zero bubble x zero2", "interleaved"),
+    ("pp x zero3 x tp", "zero2 2"),
+    ("ddp 2", "pp x tp"),
 ]
 
 

@@ -277,6 +277,7 @@ def check_training(spec: StageSpec, training: Training) -> None:
         family.check(model, spec.layout)
         check_sequence(training.sequence, spec.layout, model.context)
         micro_batch_size(training.micro_batch, training.global_batch, spec.layout)
+        _check_zero_bubble(training, spec.layout)
         _check_compile(training, spec.layout)
         _check_mix(training)
         _check_fp8(training, spec.layout, family.layers(model))
@@ -314,14 +315,26 @@ def check_sequence(sequence: int, layout: Layout, context: int) -> None:
         )
 
 
-def _check_compile(training: Training, layout: Layout) -> None:
-    if training.compile and layout.pp > 1 and layout.pp_schedule == "zero_bubble":
+def _check_zero_bubble(training: Training, layout: Layout) -> None:
+    if layout.pp == 1 or layout.pp_schedule != "zero_bubble":
+        return
+    if training.compile:
         raise ConfigError(
             "compiled blocks compute all their gradients at once, which pp_schedule zero_bubble "
             "does in two parts",
             where="compile",
             hint="use another layout.pp_schedule, or do not compile",
         )
+    if training.activation_checkpointing == "selective":
+        raise ConfigError(
+            "selective recomputation lasts for one backward pass, and pp_schedule zero_bubble "
+            "makes two",
+            where="activation_checkpointing",
+            hint="use full or none, or another layout.pp_schedule",
+        )
+
+
+def _check_compile(training: Training, layout: Layout) -> None:
     if training.compile and layout.tp > 1 and training.activation_checkpointing == "full":
         raise ConfigError(
             "torch 2.13 cannot compile blocks that are both split over tp and computed again as a "

@@ -92,11 +92,18 @@ def test_a_laptop_can_load_the_stage(kind: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_zero_bubble_needs_whole_weights_and_blocks_that_are_not_compiled() -> None:
-    deep = settings(pretrain, model={**MODEL, "depth": 4}, compile=True)
+def test_zero_bubble_refuses_what_it_would_compute_twice_or_not_at_all() -> None:
+    def pipeline(schedule: str, **changes: Any) -> None:
+        deep = settings(pretrain, model={**MODEL, "depth": 4}, **changes)
+        pretrain.check(spec("pretrain", pp=2, pp_schedule=schedule), deep)
+
     with pytest.raises(ConfigError, match="two parts") as caught:
-        pretrain.check(spec("pretrain", pp=2, pp_schedule="zero_bubble"), deep)
+        pipeline("zero_bubble", compile=True)
     assert caught.value.where == "stage.compile"
-    pretrain.check(spec("pretrain", pp=2, pp_schedule="interleaved_1f1b"), deep)
+    with pytest.raises(ConfigError, match="one backward pass") as caught:
+        pipeline("zero_bubble", activation_checkpointing="selective")
+    assert caught.value.where == "stage.activation_checkpointing"
     with pytest.raises(ConfigError, match="zero 3 frees weights"):
         spec("pretrain", pp=2, pp_schedule="zero_bubble", zero=3)
+    pipeline("zero_bubble", activation_checkpointing="full")
+    pipeline("interleaved_1f1b", compile=True, activation_checkpointing="selective")
