@@ -83,6 +83,35 @@ def test_it_starts_near_chance_and_learns_one_batch(path: Path) -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
+def parts_of(family: Any, settings: Any, whole: torch.nn.Module, count: int) -> Any:
+    """Each part of a split model, with the weights that it holds of the whole."""
+    weights = whole.state_dict()
+    for number in range(count):
+        part = built(family, settings)
+        family.split(part, number, count)
+        part.to_empty(device="cpu")
+        part.load_state_dict({name: weights[name] for name in part.state_dict()})
+        yield part
+
+
+@pytest.mark.parametrize("path", SMALL, ids=lambda p: p.stem)
+def test_its_parts_in_a_row_are_the_whole(path: Path) -> None:
+    family, settings = sized(path)
+    whole = started(family, settings)
+    ids = torch.randint(0, 97, (2, 9), generator=torch.Generator().manual_seed(1))
+    segments = torch.tensor([[0] * 4 + [1] * 5, [0] * 9])
+    for count in range(1, len(family.blocks(whole)) + 1):
+        features, held = ids, []
+        for part in parts_of(family, settings, whole, count):
+            assert len(family.blocks(part)) >= 1
+            features = part(features, segments=segments)
+            held += [name for name, _ in part.named_parameters()]
+        assert torch.equal(features, whole(ids, segments=segments))
+        twice = {name for name in held if held.count(name) > 1}
+        assert set(held) == {name for name, _ in whole.named_parameters()}
+        assert twice == (set(family.shared(settings)) if count > 1 else set())
+
+
 @pytest.mark.parametrize("path", SMALL, ids=lambda p: p.stem)
 def test_no_token_sees_a_later_one(path: Path) -> None:
     family, settings = sized(path)
