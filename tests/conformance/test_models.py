@@ -94,9 +94,12 @@ def parts_of(family: Any, settings: Any, whole: torch.nn.Module, count: int) -> 
         yield part
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("path", SMALL, ids=lambda p: p.stem)
-def test_its_parts_in_a_row_are_the_whole(path: Path) -> None:
+def test_its_parts_in_a_row_are_the_whole(path: Path, tied: bool) -> None:
     family, settings = sized(path)
+    if "tied" in settings.plain():
+        settings = family.Settings.parse({**settings.plain(), "tied": tied})
     whole = started(family, settings)
     ids = torch.randint(0, 97, (2, 9), generator=torch.Generator().manual_seed(1))
     segments = torch.tensor([[0] * 4 + [1] * 5, [0] * 9])

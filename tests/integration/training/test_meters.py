@@ -23,6 +23,7 @@ LAYOUTS = {
     "zero": Layout(dp_shard=2),
     "replicas": Layout(dp_replicate=2, dp_shard=1),
     "tensor": Layout(dp_shard=1, tp=2),
+    "pipeline": Layout(dp_shard=1, pp=2),
 }
 
 
