@@ -3,6 +3,7 @@
 #   make test     the tests
 #   make check    lint, format, types, floors
 #   make bench    the benchmarks, each with its ratio
+#   make test-gpu, make bench-gpu    the same on one GPU, where there is one
 #   make setup    only the .venv
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -11,7 +12,7 @@ BIN    := $(VENV)/bin
 PINS   := $(shell { cat constraints.txt; sed -n '/^\[build-system\]/,/^\[tool/p' pyproject.toml; } | cksum | tr -d ' ')
 READY  := $(VENV)/.pins-$(PINS)
 
-.PHONY: setup demo test check bench pictures
+.PHONY: setup demo test test-gpu check bench bench-gpu pictures
 
 setup: $(READY)
 
@@ -39,6 +40,12 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python tests/bench/run.py
+
+test-gpu: $(READY)
+	$(BIN)/pytest -m gpu tests/gpu
+
+bench-gpu: $(READY)
+	$(BIN)/python tests/bench/gpu.py
 
 pictures: $(READY)
 	$(BIN)/python docs/pictures/make.py
