@@ -15,6 +15,7 @@ import yaml
 from octad.errors import ConfigError
 from octad.ports.registry import kinds, load
 from octad.spec.layouts import Layout
+from octad.train.export import groups
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "model"
 SIZES = sorted(CONF.glob("*.yaml"))
@@ -134,9 +135,9 @@ def test_every_weight_has_one_place_in_hugging_face_naming(path: Path) -> None:
     with torch.device("meta"):
         model = family.build(settings)
     state = dict(model.named_parameters())
-    named = family.to_hf(settings, state)
-    assert sum(w.numel() for w in named.values()) == sum(w.numel() for w in state.values())
-    config = family.config_hf(settings)
+    named = groups(family, settings, state)
+    assert sorted(name for ours in named.values() for name in ours) == sorted(state)
+    config = family.hugging_face.config(settings)
     assert config["vocab_size"] == 97
     assert ("lm_head.weight" in named) is not config["tie_word_embeddings"]
 

@@ -17,6 +17,10 @@ def build(settings) -> torch.nn.Module            on the current default device;
                                                   int64 ids B S and `segments` (B S or None)
 def blocks(model) -> list[nn.Module]              what is sharded and recomputed piece by piece
 def split(model, part, parts) -> None             keep one of several runs of blocks, in place
+def add_prefix(model, tokens) -> None             learned keys and values for all to see, in place;
+                                                  only where there is attention
 def parallelise(model, tp) -> None                tensor parallel over one mesh axis, in place
-def to_hf(settings, state) / config_hf(settings)  weights and config in Hugging Face's naming
+hugging_face                                      a module: weights and config in Hugging Face's
+                                                  naming, in and out; only where it has the shape
+peft                                              a module: adapters in PEFT's format
 """

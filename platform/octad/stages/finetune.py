@@ -1,18 +1,19 @@
-"""Fine-tuning: a checkpoint's weights on other data, by low-rank adapters or as a whole."""
+"""Fine-tuning: a checkpoint's weights on other data, by an adapter or as a whole."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from octad.ports.stages import Context
 from octad.spec.artefacts import Port
 from octad.spec.clusters import Ability
 from octad.spec.stages import StageSpec
+from octad.train.adapters.lora import Settings as Lora
+from octad.train.adapters.prefix import Settings as Prefix
 from octad.train.settings import (
-    Lora,
     Training,
-    check_lora,
+    check_adapter,
     check_training,
     dataset_ports,
     tokenizer_port,
@@ -24,12 +25,19 @@ class Settings(Training):
     """What training stages share, and how the weights are changed.
 
     Attributes:
-        method: `lora` trains adapters and leaves the weights alone; `full` trains all.
-        lora: The adapters.
+        method: `full` trains all weights; the others train an adapter and leave the weights alone.
+        lora: Low-rank adapters.
+        prefix: Prefix tuning.
     """
 
-    method: Literal["lora", "full"] = "lora"
+    method: Literal["lora", "prefix", "full"] = "lora"
     lora: Lora = Lora()
+    prefix: Prefix = Prefix()
+
+    @property
+    def adapter(self) -> dict[str, Any] | None:
+        """Kind and settings of the adapter to train, if any."""
+        return None if self.method == "full" else getattr(self, self.method).plain()
 
 
 def takes(settings: Settings) -> Mapping[str, Port]:
@@ -42,17 +50,17 @@ def takes(settings: Settings) -> Mapping[str, Port]:
 
 
 def gives(settings: Settings) -> Mapping[str, Port]:
-    """An adapter, or a whole checkpoint and its weights for other tools."""
-    if settings.method == "lora":
-        return {"adapter": Port(type="adapter")}
+    """An adapter, or a whole checkpoint; and both for other tools: in PEFT's format, or weights."""
+    if settings.adapter is not None:
+        return {"adapter": Port(type="adapter"), "peft": Port(type="weights")}
     return {"checkpoint": Port(type="checkpoint"), "weights": Port(type="weights")}
 
 
 def check(spec: StageSpec, settings: Settings) -> None:
     """Refuse what the layout cannot divide, or an adapter that cannot be (ConfigError)."""
     check_training(spec, settings)
-    if settings.method == "lora":
-        check_lora(spec, settings.model, settings.lora)
+    if settings.adapter is not None:
+        check_adapter(spec, settings, settings.adapter)
 
 
 def asks(settings: Settings) -> dict[Ability, str]:
@@ -68,14 +76,13 @@ class Finetune:
 
     def run(self, context: Context) -> Outcome:
         """Train to the last step."""
-        is_lora = self.settings.method == "lora"
         return train_stage(
             context,
             self.settings,
             datasets={name: context.input(name) for name in dataset_ports(self.settings, "tuning")},
-            tokenizer=None if is_lora else context.input("tokenizer"),
+            tokenizer=context.input("tokenizer"),
             start=context.input("base"),
-            lora=self.settings.lora if is_lora else None,
+            adapter=self.settings.adapter,
         )
 
 

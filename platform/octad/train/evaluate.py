@@ -22,7 +22,7 @@ from octad.train.mesh import Ranks, join
 from octad.train.optimizers import summed
 from octad.train.packing import packed
 from octad.train.parallelise import spread
-from octad.train.settings import EvaluationJob, Lora, Packing, Weights, family_of
+from octad.train.settings import EvaluationJob, Packing, Weights, family_of
 
 
 def evaluate(config: dict[str, Any]) -> dict[str, Any]:
@@ -85,11 +85,11 @@ def _loaded(
         store.read_json(f"{store.key(weights.checkpoint.uri)}/manifest.json") or {}
     )
     family, settings = family_of(base.model)
-    lora = None
+    adapter = None
     if weights.adapter is not None:
         raw = store.read_json(f"{store.key(weights.adapter.uri)}/manifest.json") or {}
-        lora = Lora.parse(Manifest.parse(raw).adapter or {})
-    model = spread(family, settings, ranks, seed=job.order.seed, lora=lora)
+        adapter = Manifest.parse(raw).adapter
+    model = spread(family, settings, ranks, seed=job.order.seed, adapter=adapter)
     load(job.order.store, store.key(weights.checkpoint.uri), states.weights(model, adapter=False))
     if weights.adapter is not None:
         load(job.order.store, store.key(weights.adapter.uri), states.weights(model, adapter=True))

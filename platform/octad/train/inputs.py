@@ -77,7 +77,7 @@ def checked_position(job: TrainingJob, manifest: Manifest, where: str) -> DataPo
             where=where,
             hint="set the seed back, or begin a new run",
         )
-    is_adapter = job.lora is not None
+    is_adapter = job.adapter is not None
     if is_adapter and (manifest.base and manifest.base.digest) != (start and start.digest):
         raise CheckpointError(
             "the adapter was made for other weights than it would go on with",

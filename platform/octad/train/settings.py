@@ -14,7 +14,7 @@ from octad.errors import ConfigError
 from octad.ports.registry import load
 from octad.spec.artefacts import Artefact, Port, Vocabulary
 from octad.spec.clusters import Ability
-from octad.spec.frozen import Spec, nearest
+from octad.spec.frozen import Spec
 from octad.spec.layouts import Layout
 from octad.spec.names import Name
 from octad.spec.stages import AttemptOrder, Position, StageSpec
@@ -81,20 +81,6 @@ class Precision(Spec):
             "fp8": ("bf16",) if self.emulate else ("fp8", "bf16"),
         }
         return dict.fromkeys(formats.get(self.kind, ()), "precision.kind")
-
-
-class Lora(Spec):
-    """Low-rank adapters.
-
-    Attributes:
-        rank: Inner size of an adapter.
-        alpha: An adapter's output is scaled by `alpha / rank`.
-        targets: The linear layers that get one, by the names the model family gives them.
-    """
-
-    rank: int = Field(default=8, ge=1)
-    alpha: float = Field(default=16.0, gt=0)
-    targets: tuple[str, ...] = Field(default=("query", "value"), min_length=1)
 
 
 Packing = Literal["stream", "documents"]
@@ -182,7 +168,7 @@ class TrainingJob(Spec):
         datasets: What to train on, by the name of the input.
         start: A checkpoint whose weights to start from; None starts from fresh ones.
         resume: The committed checkpoint of this stage to go on from.
-        lora: Train adapters only; needs `start`.
+        adapter: Train an adapter of this kind and settings alone; needs `start`.
         tokenizer: Set to export the final weights, with this tokenizer beside them.
     """
 
@@ -191,7 +177,7 @@ class TrainingJob(Spec):
     datasets: dict[str, Artefact] = Field(min_length=1)
     start: Artefact | None = None
     resume: Position | None = None
-    lora: Lora | None = None
+    adapter: dict[str, Any] | None = None
     tokenizer: Artefact | None = None
 
     @property
@@ -253,6 +239,19 @@ def family_of(model: Mapping[str, Any], where: str = "model") -> tuple[Any, Any]
     return family, family.Settings.parse(model, where=where)
 
 
+def adapter_of(adapter: Mapping[str, Any], where: str = "adapter") -> tuple[Any, Any]:
+    """The module of an adapter's kind (`octad.train.adapters`), and its settings.
+
+    Raises:
+        ConfigError: There is no such kind, or a setting cannot be.
+    """
+    kind = adapter.get("kind")
+    if not isinstance(kind, str):
+        raise ConfigError("an adapter needs a kind", where=f"{where}.kind")
+    module = load("octad.train.adapters", kind, where=f"{where}.kind")
+    return module, module.Settings.parse(adapter, where=where)
+
+
 def dataset_ports(training: Training, usual: str) -> dict[str, Port]:
     """The inputs to train on: those of the mix, or the usual one."""
     return {name: Port(type="dataset") for name in training.mix or (usual,)}
@@ -274,13 +273,14 @@ def check_training(spec: StageSpec, training: Training) -> None:
     """
     family, model = family_of(training.model, f"{spec.name}.model")
     try:
+        _check_cp(spec.layout)
         family.check(model, spec.layout)
         check_sequence(training.sequence, spec.layout, model.context)
         micro_batch_size(training.micro_batch, training.global_batch, spec.layout)
         _check_zero_bubble(training, spec.layout)
         _check_compile(training, spec.layout)
-        _check_mix(training)
         _check_fp8(training, spec.layout, family.layers(model))
+        _check_mix(training)
     except ConfigError as error:
         raise error.at(spec.name) from None
     _check_tiers(spec, training)
@@ -289,6 +289,17 @@ def check_training(spec: StageSpec, training: Training) -> None:
             f"warm-up takes {training.optimizer.warmup_steps} steps, but there are only "
             f"{training.steps}",
             where=f"{spec.name}.optimizer.warmup_steps",
+        )
+
+
+def _check_cp(layout: Layout) -> None:
+    # torch's ring attention is a prototype, and has no kernel on a CPU to test it with.
+    if layout.cp > 1:
+        raise ConfigError(
+            f"cp is {layout.cp}, but context parallelism is not available in this version: torch's "
+            "is a prototype that runs on accelerators only",
+            where="layout.cp",
+            hint="use tp: between attention and MLP it splits the sequence as well",
         )
 
 
@@ -366,20 +377,16 @@ def _check_mix(training: Training) -> None:
         shares(training.mix)
 
 
-def check_lora(spec: StageSpec, model: Mapping[str, Any], lora: Lora) -> None:
-    """Refuse an adapter on a layer that is not there, or split over `tp`."""
-    family, settings = family_of(model, f"{spec.name}.model")
-    known = family.layers(settings)
-    for target in lora.targets:
-        if target not in known:
-            raise ConfigError(
-                f"the model has no layer {target!r}",
-                where=f"{spec.name}.lora.targets",
-                hint=nearest(target, known),
-            )
-    if spec.layout.tp > 1:
+def check_adapter(spec: StageSpec, training: Training, adapter: Mapping[str, Any]) -> None:
+    """Refuse an adapter that cannot be put on the model, or leaves too little of its context."""
+    where = f"{spec.name}.{adapter['kind']}"
+    module, own = adapter_of(adapter, where)
+    family, model = family_of(training.model, f"{spec.name}.model")
+    module.check(own, family, model, where)
+    left = model.context - module.room(own)
+    if training.sequence > left:
         raise ConfigError(
-            f"tp is {spec.layout.tp}, but adapters are not split over tp in this version",
-            where=f"{spec.name}.layout.tp",
-            hint="use tp 1 with dp_shard, or method: full",
+            f"a sequence of {training.sequence} is longer than the {left} that the adapter leaves "
+            f"of the model's context of {model.context}",
+            where=f"{spec.name}.sequence",
         )

@@ -14,7 +14,7 @@ from octad.spec.artefacts import Artefact
 from octad.spec.checkpoints import Manifest
 from octad.spec.keys import StageKeys
 from octad.train.inputs import checked_position, vocabulary
-from octad.train.settings import Lora, Training, TrainingJob, family_of
+from octad.train.settings import Training, TrainingJob, family_of
 
 Outcome = tuple[tuple[Artefact, ...], dict[str, float]]
 
@@ -26,7 +26,7 @@ def train_stage(
     datasets: Mapping[str, Artefact],
     tokenizer: Artefact | None,
     start: Artefact | None = None,
-    lora: Lora | None = None,
+    adapter: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Train on the workers of this attempt.
 
@@ -36,7 +36,7 @@ def train_stage(
         datasets: What to train on, by the name of the input.
         tokenizer: Goes beside the exported weights; None exports none.
         start: A checkpoint whose weights to start from.
-        lora: Train adapters on `start`.
+        adapter: Train an adapter on `start`; its kind and settings.
 
     Raises:
         CheckpointError: `start` is damaged, or holds another model; or the checkpoint to go on
@@ -56,7 +56,7 @@ def train_stage(
         datasets=dict(datasets),
         start=start,
         resume=context.base,
-        lora=lora,
+        adapter=None if adapter is None else dict(adapter),
         tokenizer=tokenizer,
     )
     _check_resume(context, job)

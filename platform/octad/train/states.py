@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -57,8 +57,13 @@ def weights(model: Model, *, adapter: bool) -> dict[str, Any]:
     """The weights alone: of the adapters, or of everything but adapters. Shares their memory:
     what is loaded into it is in the model, after `copy_shared`.
     """
-    state = {k: v for part in model.parts for k, v in get_model_state_dict(part).items()}
-    return {"model": {k: v for k, v in state.items() if (".lora_" in k) == adapter}}
+    state: dict[str, Any] = {}
+    for part in model.parts:
+        trained = {name for name, p in part.named_parameters() if p.requires_grad}
+        added = trained if model.is_adapted else set()
+        held = get_model_state_dict(part)
+        state |= {name: w for name, w in held.items() if (name in added) == adapter}
+    return {"model": state}
 
 
 @torch.no_grad()
@@ -72,9 +77,3 @@ def copy_shared(model: Model) -> None:
 
 def _names(part: nn.Module) -> set[str]:
     return {name for name, _ in part.named_parameters()}
-
-
-def whole(model: Model) -> dict[str, Tensor]:
-    """All weights in host memory, on rank 0; empty elsewhere. Every rank must call this."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    return cast("dict[str, Tensor]", get_model_state_dict(model.whole, options=options))

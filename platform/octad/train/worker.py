@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from octad.data.mixture import MixedOrder
 from octad.data.sampler import Order
 from octad.data.shards import TokenDataset
 from octad.data.weights import shares
-from octad.errors import StorageError
+from octad.errors import FencedError, StageError, StorageError
 from octad.spec.artefacts import Artefact
 from octad.spec.checkpoints import DataPosition, Manifest
 from octad.spec.keys import AttemptKeys, StageKeys
@@ -115,7 +116,7 @@ class _Stage:
             self.settings,
             ranks,
             seed=self.order.seed,
-            lora=job.lora,
+            adapter=job.adapter,
             training=self.training,
         )
         self.optimizers = optimizers.build(self.model, self.training.optimizer)
@@ -127,7 +128,7 @@ class _Stage:
     @property
     def is_adapter(self) -> bool:
         """Only adapters are trained and saved."""
-        return self.job.lora is not None
+        return self.job.adapter is not None
 
     def run(self) -> dict[str, Any]:
         """Load, train, save, export."""
@@ -143,7 +144,7 @@ class _Stage:
             self.node_tier.remove()
         artefacts = [artefact_of(self.order.store, self.order, position)]
         if self.job.tokenizer is not None:
-            artefacts += self._export(self.job.tokenizer)
+            artefacts += self._exported(artefacts[0], self.job.tokenizer)
         return {"artefacts": [a.plain() for a in artefacts], "metrics": self.metrics}
 
     def _load(self) -> _Start:
@@ -213,21 +214,27 @@ class _Stage:
                 )
 
         batches: Iterator[Any] = iter(loader)
-        with self._meter() as meter, self._watchdog(meter) as watchdog:
-            loop = Loop(
-                self.ranks,
-                self.model,
-                self.optimizers,
-                self.training,
-                after_step,
-                lambda: checkpointer.blocked_s,
-                self._record,
-                meter,
-                watchdog,
-                self.dataset.end_of_text if self.training.packing == "documents" else None,
-                self.loss_scale,
-            )
-            loop.run(batches, first=start.step + 1, tokens=start.tokens)
+        try:
+            with self._meter() as meter, self._watchdog(meter) as watchdog:
+                loop = Loop(
+                    self.ranks,
+                    self.model,
+                    self.optimizers,
+                    self.training,
+                    after_step,
+                    lambda: checkpointer.blocked_s,
+                    self._record,
+                    meter,
+                    watchdog,
+                    self.dataset.end_of_text if self.training.packing == "documents" else None,
+                    self.loss_scale,
+                )
+                loop.run(batches, first=start.step + 1, tokens=start.tokens)
+        except StageError:
+            # Every rank is at the same step: what is being saved of those before still counts.
+            with suppress(StorageError, FencedError):
+                checkpointer.finish()
+            raise
         if self.recorder is not None:
             self.recorder.phase("saving")
         position = checkpointer.finish()
@@ -264,7 +271,6 @@ class _Stage:
         return None if self.recorder is None else partial(self.recorder.note, topic=topic)
 
     def _checkpointer(self, start: _Start) -> Checkpointer:
-        lora = self.job.lora
         return Checkpointer(
             self.order.store,
             self.order,
@@ -273,7 +279,7 @@ class _Stage:
             dtype="float32",
             layout=self.ranks.layout,
             base=self.job.start if self.is_adapter else None,
-            adapter=None if lora is None else lora.plain(),
+            adapter=self.job.adapter,
             parent=self.parent,
             keep=self.training.keep_checkpoints,
             keep_every=self.training.keep_every,
@@ -308,15 +314,16 @@ class _Stage:
         name = f"samples/rank-{self.ranks.data_rank}-{step:08d}.jsonl"
         self.store.put(f"{self.keys.root}/{name}", line.encode())
 
-    def _export(self, tokenizer: Artefact) -> list[Artefact]:
+    def _exported(self, checkpoint: Artefact, tokenizer: Artefact) -> list[Artefact]:
+        words = fetch(self.store, tokenizer, self.folder)
+        if not self.ranks.is_first:
+            return []
+        name = "peft" if self.is_adapter else "weights"
         made = export(
-            self.model,
-            self.family,
-            self.settings,
-            self.ranks,
-            tokenizer=fetch(self.store, tokenizer, self.folder),
-            folder=self.folder,
-            store=self.store,
-            key=f"{self.keys.artefacts}weights",
+            self.store,
+            checkpoint,
+            tokenizer=words,
+            scratch=self.folder / name,
+            key=f"{self.keys.artefacts}{name}",
         )
-        return [] if made is None else [made]
+        return [made]

@@ -21,7 +21,7 @@ from octad.spec.layouts import Layout
 from octad.spec.stages import Position
 from octad.storage import lineage
 from octad.storage.artefacts import publish_folder
-from octad.train.settings import EvaluationJob, Lora, Weights
+from octad.train.settings import EvaluationJob, Weights
 
 if TYPE_CHECKING:
     from tests.integration.training.conftest import Lab
@@ -83,9 +83,7 @@ def test_killed_and_gone_on_at_other_sizes_is_as_if_never_stopped(lab: Lab) -> N
     assert lineage.verify(lab.store, lab.store.key(final.uri), final.digest).position.step == STEPS
 
 
-def test_killed_and_gone_on_from_the_nodes_is_as_if_never_stopped(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_killed_and_gone_on_from_the_nodes_is_as_if_never_stopped(lab: Lab, tmp_path: Path) -> None:
     """There is nothing in the store yet; the restart has another size."""
     shelf = tmp_path / "shelf"
     shelf.mkdir()
@@ -162,7 +160,11 @@ def test_another_seed_or_base_under_a_checkpoint_is_refused(lab: Lab) -> None:
     bases = [lab.job(ONE, run=name, training={"steps": 2}) for name in ("one", "two")]
     made = lab.train(bases, 1)
     one, two = (Artefact.parse(result["artefacts"][0]) for result in made)
-    tune: dict[str, Any] = {"stage": "finetune", "lora": Lora(rank=2), "training": {"steps": 2}}
+    tune: dict[str, Any] = {
+        "stage": "finetune",
+        "adapter": {"kind": "lora", "rank": 2},
+        "training": {"steps": 2},
+    }
     first = lab.job(ONE, run="tune", start=one, **tune)
     base = Position(attempt=1, step=2)
     lab.train([first], 1)
@@ -186,13 +188,13 @@ def test_weights_pass_from_four_cards_to_two_to_one(lab: Lab) -> None:
     (made,) = lab.train([pretrain], 4)
     checkpoint, weights = (Artefact.parse(raw) for raw in made["artefacts"])
 
-    lora = Lora(rank=4, alpha=8.0, targets=("query", "value", "up", "down"))
+    lora = {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": ["query", "value", "up", "down"]}
     options = {"steps": 20, "optimizer": {"lr": 3e-2, "weight_decay": 0.0, "warmup_steps": 2}}
     tune: dict[str, Any] = {
         "stage": "finetune",
         "datasets": {"tuning": tuning},
         "start": checkpoint,
-        "lora": lora,
+        "adapter": lora,
     }
     early = lab.job(TWO, run="chain", training={**options, "checkpoint_every": 10}, **tune)
     (tuned,) = lab.train([early], 2)

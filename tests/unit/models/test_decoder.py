@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from octad.errors import ConfigError
-from octad.models.decoder import Settings, check, config_hf, flops_per_token, layers, to_hf
+from octad.models import decoder
+from octad.models.decoder import Settings, check, flops_per_token, hugging_face, layers
 from octad.models.decoder.network import Attention, Decoder, rotate, rotation
 from octad.spec.layouts import Layout
+from octad.train.export import groups
 
 SMALL: dict[str, Any] = {"vocab": 31, "context": 8, "width": 16, "depth": 2, "heads": 4}
 
@@ -99,20 +101,29 @@ def test_fewer_key_heads_equal_repeated_ones() -> None:
     assert torch.allclose(few(hidden), many(hidden), atol=1e-6)
 
 
+def renamed(settings: Settings, model: Decoder) -> dict[str, torch.Tensor]:
+    """The weights as an export has them."""
+    state = model.state_dict()
+    return {
+        theirs: hugging_face.joined(settings, theirs, [state[name] for name in ours])
+        for theirs, ours in groups(decoder, settings, state).items()
+    }
+
+
 def test_gpt2_names_hold_the_same_function() -> None:
     """Query, key and value side by side and transposed, as GPT-2's checkpoints have them."""
     settings = Settings.parse(SMALL)
     model = Decoder(settings)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)
-    named = to_hf(settings, dict(model.state_dict()))
+    named = renamed(settings, model)
     hidden = torch.randn(1, 5, 16)
     layer = model.get_submodule("blocks.1.attention")
     joined = hidden @ named["transformer.h.1.attn.c_attn.weight"]
     joined = joined + named["transformer.h.1.attn.c_attn.bias"]
     parts = [layer.get_submodule(part)(hidden) for part in ("query", "key", "value")]
     assert torch.allclose(joined, torch.cat(parts, -1), atol=1e-5)
-    assert config_hf(settings)["model_type"] == "gpt2"
+    assert hugging_face.config(settings)["model_type"] == "gpt2"
     assert "lm_head.weight" not in named
 
 
@@ -125,8 +136,8 @@ def test_llama_names() -> None:
         "tied": False,
     }
     settings = Settings.parse({**SMALL, **shape})
-    named = to_hf(settings, dict(Decoder(settings).state_dict()))
-    assert config_hf(settings)["architectures"] == ["LlamaForCausalLM"]
+    named = renamed(settings, Decoder(settings))
+    assert hugging_face.config(settings)["architectures"] == ["LlamaForCausalLM"]
     assert {
         "model.embed_tokens.weight",
         "model.layers.1.self_attn.q_proj.weight",

@@ -68,14 +68,29 @@ def test_a_misspelt_adapter_target_names_the_nearest() -> None:
     assert "'query'" in caught.value.hint
 
 
-def test_adapters_are_not_split_over_tp() -> None:
-    with pytest.raises(ConfigError, match="tp is 2"):
-        finetune.check(spec("finetune", tp=2), settings(finetune))
-    finetune.check(spec("finetune", tp=2), settings(finetune, method="full"))
+@pytest.mark.parametrize(
+    ("key", "value", "where"),
+    [
+        ("lora", {"rank": 1000}, "stage.lora.rank"),
+        ("prefix", {"num_virtual_tokens": 1000}, "stage.prefix.num_virtual_tokens"),
+        ("prefix", {"num_virtual_tokens": 10}, "stage.sequence"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused(
+    key: str, value: dict[str, int], where: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        finetune.check(spec("finetune"), settings(finetune, method=key, **{key: value}))
+    assert caught.value.where == where
 
 
 def test_finetune_gives_what_its_method_makes() -> None:
-    assert {p.type for p in finetune.gives(settings(finetune)).values()} == {"adapter"}
+    for method in ("lora", "prefix"):
+        given = finetune.gives(settings(finetune, method=method))
+        assert {name: p.type for name, p in given.items()} == {
+            "adapter": "adapter",
+            "peft": "weights",
+        }
     full = finetune.gives(settings(finetune, method="full"))
     assert {p.type for p in full.values()} == {"checkpoint", "weights"}
 

@@ -1,6 +1,7 @@
 """Decoders of GPT-2's and LLaMA's shape, chosen by settings. Fills `octad.ports.models`."""
 
-from octad.models.decoder.family import blocks, build, config_hf, parallelise, split, to_hf
+from octad.models.decoder import hugging_face, peft
+from octad.models.decoder.family import add_prefix, blocks, build, parallelise, split
 from octad.models.decoder.settings import (
     Settings,
     check,
@@ -13,16 +14,17 @@ from octad.models.decoder.settings import (
 
 __all__ = [
     "Settings",
+    "add_prefix",
     "blocks",
     "build",
     "check",
-    "config_hf",
     "flops_per_token",
+    "hugging_face",
     "init_std",
     "layers",
     "parallelise",
+    "peft",
     "shared",
     "split",
-    "to_hf",
     "width",
 ]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from octad.models.decoder import hugging_face
 from octad.models.decoder.settings import Settings
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -31,18 +30,15 @@ def split(model: Any, part: int, parts: int) -> None:
     network.split(model, part, parts)
 
 
+def add_prefix(part: Any, tokens: int) -> None:
+    """Learned keys and values that all tokens see, in every attention, in place."""
+    from octad.models.decoder import network  # noqa: PLC0415
+
+    network.add_prefix(part, tokens)
+
+
 def parallelise(model: Any, tp: DeviceMesh) -> None:
     """Tensor and sequence parallelism over one mesh axis, in place."""
     from octad.models.decoder.sharding import shard  # noqa: PLC0415
 
     shard(model, tp)
-
-
-def to_hf(settings: Settings, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Whole weights under the names of Hugging Face's GPT-2 or LLaMA."""
-    return hugging_face.weights(settings, state)
-
-
-def config_hf(settings: Settings) -> dict[str, Any]:
-    """`config.json` for the weights of `to_hf`."""
-    return hugging_face.config(settings)

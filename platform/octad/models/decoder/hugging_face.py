@@ -1,11 +1,15 @@
-"""Weights and config in the naming of Hugging Face's GPT-2 and LLaMA, so that other tools open
-them. A shape that is neither gets LLaMA's names and no `architectures`.
+"""Weights and config in the naming of Hugging Face's GPT-2 and LLaMA: to it, so that other tools
+open them, and from it. A shape that is neither gets LLaMA's names and no `architectures`.
+
+Weights go tensor by tensor: one of theirs is made of one of ours, or of query, key and value.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from octad.errors import ConfigError
 from octad.models.decoder.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,8 +33,12 @@ _LLAMA = {
     "norm.bias": "model.norm.bias",
     "head.weight": "lm_head.weight",
 }
+# GPT-2 keeps query, key and value in one layer.
 _GPT2_BLOCK = {
     "attention_norm": "ln_1",
+    "attention.query": "attn.c_attn",
+    "attention.key": "attn.c_attn",
+    "attention.value": "attn.c_attn",
     "attention.out": "attn.c_proj",
     "mlp_norm": "ln_2",
     "mlp.up": "mlp.c_fc",
@@ -42,6 +50,20 @@ _GPT2 = {
     "norm.weight": "transformer.ln_f.weight",
     "norm.bias": "transformer.ln_f.bias",
     "head.weight": "lm_head.weight",
+}
+# Hugging Face's own defaults, for keys that a config.json leaves out; and the only values that this
+# decoder computes.
+_GPT2_ONLY = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+}
+_LLAMA_ONLY: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "rope_scaling": (None,),
 }
 
 
@@ -58,6 +80,43 @@ def is_llama(settings: Settings) -> bool:
     """Exactly what Hugging Face's LLaMA can hold."""
     shape = (settings.positions, settings.norm, settings.mlp)
     return shape == ("rotary", "rmsnorm", "swiglu") and not settings.bias
+
+
+def layer(settings: Settings, name: str) -> str:
+    """Their name of a layer of ours: `blocks.3.mlp.up` is `transformer.h.3.mlp.c_fc`."""
+    _, number, inner = name.split(".", 2)
+    if is_gpt2(settings):
+        return f"transformer.h.{number}.{_GPT2_BLOCK[inner]}"
+    return f"model.layers.{number}.{_LLAMA_BLOCK[inner]}"
+
+
+def tensor(settings: Settings, name: str) -> str:
+    """Their name of the tensor that one of ours goes to."""
+    if not name.startswith("blocks."):
+        return (_GPT2 if is_gpt2(settings) else _LLAMA)[name]
+    inner, _, leaf = name.rpartition(".")
+    return f"{layer(settings, inner)}.{leaf}"
+
+
+def is_transposed(settings: Settings, theirs: str) -> bool:
+    """GPT-2 keeps linear weights as input x output."""
+    inner = theirs.removesuffix(".weight")
+    linear = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    return is_gpt2(settings) and theirs != inner and inner.endswith(linear)
+
+
+def joined(settings: Settings, theirs: str, parts: Sequence[Tensor]) -> Tensor:
+    """One of their tensors, of those of ours that go to it, in our order."""
+    import torch  # noqa: PLC0415  laptops load this module
+
+    whole = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+    return whole.t().contiguous() if is_transposed(settings, theirs) else whole.contiguous()
+
+
+def parted(settings: Settings, theirs: str, whole: Tensor, parts: int) -> list[Tensor]:
+    """What `joined` was made of."""
+    ours = whole.t() if is_transposed(settings, theirs) else whole
+    return [part.contiguous() for part in ours.chunk(parts)]
 
 
 def config(settings: Settings) -> dict[str, Any]:
@@ -97,33 +156,89 @@ def config(settings: Settings) -> dict[str, Any]:
     return {"model_type": "octad-decoder", "octad": settings.plain(), **llama}
 
 
-def weights(settings: Settings, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Whole weights by Hugging Face's names."""
+def settings_of(raw: Mapping[str, Any], where: str) -> Settings:
+    """The decoder that a `config.json` describes.
+
+    Args:
+        raw: The file's content.
+        where: The file, for messages.
+
+    Raises:
+        ConfigError: It is another model, or has something that this decoder does not compute;
+            names the key.
+    """
+    kind = raw.get("model_type")
+    if kind == "octad-decoder" and isinstance(raw.get("octad"), dict):
+        return Settings.parse(raw["octad"], where=where)
+    if kind not in {"gpt2", "llama"}:
+        raise ConfigError(
+            f"model_type is {kind!r}, of which this decoder is none",
+            where=where,
+            hint="gpt2 and llama can be imported",
+        )
+    try:
+        found = _gpt2_settings(raw, where) if kind == "gpt2" else _llama_settings(raw, where)
+    except KeyError as error:
+        raise ConfigError(f"the key {error} is missing", where=where) from None
+    return Settings.parse({"kind": "decoder", "vocab": raw.get("vocab_size"), **found}, where=where)
+
+
+def _gpt2_settings(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
+    _refuse(raw, _GPT2_ONLY, where)
+    return {
+        "context": raw["n_positions"],
+        "width": raw["n_embd"],
+        "depth": raw["n_layer"],
+        "heads": raw["n_head"],
+        "mlp_width": raw.get("n_inner"),
+        "tied": raw.get("tie_word_embeddings", True),
+        "norm_eps": raw.get("layer_norm_epsilon", 1e-5),
+    }
+
+
+def _llama_settings(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
+    _refuse(raw, _LLAMA_ONLY, where)
+    rope = raw.get("rope_parameters") or {}
+    if rope.get("rope_type", "default") != "default":
+        raise _unknown("rope_parameters.rope_type", rope["rope_type"], where)
+    width, heads = raw["hidden_size"], raw["num_attention_heads"]
+    if raw.get("head_dim") not in {None, width // heads}:
+        raise _unknown("head_dim", raw["head_dim"], where)
+    return {
+        "context": raw["max_position_embeddings"],
+        "width": width,
+        "depth": raw["num_hidden_layers"],
+        "heads": heads,
+        "kv_heads": raw.get("num_key_value_heads"),
+        "mlp_width": raw["intermediate_size"],
+        "positions": "rotary",
+        "norm": "rmsnorm",
+        "mlp": "swiglu",
+        "bias": False,
+        "tied": raw.get("tie_word_embeddings", False),
+        "norm_eps": raw.get("rms_norm_eps", 1e-6),
+        "rotary_base": float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
+    }
+
+
+def _refuse(raw: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]], where: str) -> None:
+    for key, values in only.items():
+        if key in raw and raw[key] not in values:
+            raise _unknown(key, raw[key], where)
+
+
+def _unknown(key: str, value: Any, where: str) -> ConfigError:
+    return ConfigError(f"{key} is {value!r}, which this decoder does not compute", where=where)
+
+
+def is_left_out(settings: Settings, theirs: str) -> bool:
+    """Older files hold masks and rotation tables, which are computed here."""
     if is_gpt2(settings):
-        return _gpt2(settings, state)
-    named = {}
-    for name, weight in state.items():
-        if name.startswith("blocks."):
-            _, number, inner = name.split(".", 2)
-            layer, _, leaf = inner.rpartition(".")
-            named[f"model.layers.{number}.{_LLAMA_BLOCK[layer]}.{leaf}"] = weight
-        else:
-            named[_LLAMA[name]] = weight
-    return named
+        return theirs.endswith((".attn.bias", ".attn.masked_bias"))
+    return theirs.endswith(".rotary_emb.inv_freq")
 
 
-def _gpt2(settings: Settings, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """GPT-2 keeps query, key and value in one layer, and linear weights as input x output."""
-    import torch  # noqa: PLC0415
-
-    named = {_GPT2[name]: weight for name, weight in state.items() if name in _GPT2}
-    for number in range(settings.depth):
-        own, theirs = f"blocks.{number}", f"transformer.h.{number}"
-        for leaf in ("weight", "bias"):
-            parts = [state[f"{own}.attention.{part}.{leaf}"] for part in ("query", "key", "value")]
-            named[f"{theirs}.attn.c_attn.{leaf}"] = torch.cat(parts)
-            for layer, other in _GPT2_BLOCK.items():
-                named[f"{theirs}.{other}.{leaf}"] = state[f"{own}.{layer}.{leaf}"]
-        for layer in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
-            named[f"{theirs}.{layer}.weight"] = named[f"{theirs}.{layer}.weight"].t().contiguous()
-    return named
+def full_name(settings: Settings, theirs: str) -> str:
+    """A tensor's name with the prefix that files of a bare GPT-2 or LLaMA leave out."""
+    prefix = "transformer." if is_gpt2(settings) else "model."
+    return theirs if theirs.startswith((prefix, "lm_head.")) else prefix + theirs

@@ -8,18 +8,25 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.attention.bias import causal_lower_right
 
 from octad.models.decoder.settings import Settings
 
 
 class Embedding(nn.Module):
-    """Tokens, and learned positions where there are any: B S -> B S W."""
+    """Tokens, and learned positions where there are any: B S -> B S W.
+
+    Attributes:
+        first: The position of the first token: after a prefix, if there is one.
+    """
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         assert settings.vocab is not None, "the vocabulary is filled in before a model is built"
         self.token = nn.Parameter(torch.empty(settings.vocab, settings.width))
         self.position: nn.Parameter | None = None
+        self.first = 0
         if settings.positions == "learned":
             self.position = nn.Parameter(torch.empty(settings.context, settings.width))
 
@@ -29,12 +36,20 @@ class Embedding(nn.Module):
         if self.position is None:
             return hidden
         if places is None:
-            return hidden + self.position[: ids.shape[1]]
-        return hidden + F.embedding(places, self.position)
+            return hidden + self.position[self.first : self.first + ids.shape[1]]
+        return hidden + F.embedding(places + self.first, self.position)
 
 
 class Attention(nn.Module):
-    """Causal self-attention; with fewer key than query heads, each serves a group of queries."""
+    """Causal self-attention; with fewer key than query heads, each serves a group of queries.
+
+    Attributes:
+        prefix_key, prefix_value: Learned keys, already turned, and values, that all tokens see:
+            one row for each place of the prefix. None without one.
+    """
+
+    prefix_key: nn.Parameter | None
+    prefix_value: nn.Parameter | None
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
@@ -45,16 +60,38 @@ class Attention(nn.Module):
         self.key = nn.Linear(width, kv_width, bias=settings.bias)
         self.value = nn.Linear(width, kv_width, bias=settings.bias)
         self.out = nn.Linear(width, width, bias=settings.bias)
+        self.register_parameter("prefix_key", None)
+        self.register_parameter("prefix_value", None)
 
-    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
-        """B S W -> B S W; `mask` (bool, B 1 S S) says what sees what, None is plain causal."""
+    def add_prefix(self, tokens: int) -> None:
+        """Make room for a prefix; over `tp` it is split by heads, as keys and values are."""
+        like = self.key.weight
+        for name in ("prefix_key", "prefix_value"):
+            rows = torch.empty(tokens, self.key.out_features, device=like.device)
+            if isinstance(like, DTensor):
+                rows = distribute_tensor(rows, like.device_mesh, [Shard(1)], src_data_rank=None)
+            setattr(self, name, nn.Parameter(rows))
+
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None = None, places: Tensor | None = None
+    ) -> Tensor:
+        """B S W -> B S W.
+
+        Args:
+            hidden: Normed features.
+            mask: bool B 1 S S, what sees what; None is plain causal.
+            places: int64 B S, where each token stands in its document; None: in order.
+        """
         query, key, value = (
             layer(hidden).unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # B H S D
             for layer in (self.query, self.key, self.value)
         )
         if self.rotary_base is not None:
-            cos, sin = rotation(query.shape[2], self.head_width, self.rotary_base, query)
+            cos, sin = self._rotation(self.rotary_base, query, places)
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        if self.prefix_key is not None and self.prefix_value is not None:
+            key, value = _after(self.prefix_key, key), _after(self.prefix_value, value)
+            mask = _seeing(len(self.prefix_key), query.shape[2], mask)
         mixed = F.scaled_dot_product_attention(
             query,
             key,
@@ -64,6 +101,17 @@ class Attention(nn.Module):
             enable_gqa=query.shape[1] != key.shape[1],
         )
         return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def _rotation(self, base: float, query: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
+        length = query.shape[2]
+        if self.prefix_key is None:  # rotation hangs on distances alone
+            return rotation(length, self.head_width, base, query)
+        first = len(self.prefix_key)
+        cos, sin = rotation(first + length, self.head_width, base, query)
+        if places is None:
+            return cos[first:], sin[first:]
+        rows = places[:, None] + first  # B 1 S
+        return cos[rows], sin[rows]
 
 
 class GeluMlp(nn.Module):
@@ -103,9 +151,11 @@ class Block(nn.Module):
         self.mlp_norm = norm(settings)
         self.mlp = GeluMlp(settings) if settings.mlp == "gelu" else SwigluMlp(settings)
 
-    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None = None, places: Tensor | None = None
+    ) -> Tensor:
         """B S W -> B S W."""
-        hidden = hidden + self.attention(self.attention_norm(hidden), mask=mask)
+        hidden = hidden + self.attention(self.attention_norm(hidden), mask=mask, places=places)
         return hidden + self.mlp(self.mlp_norm(hidden))
 
 
@@ -153,12 +203,12 @@ class Decoder(nn.Module):
                 see nothing of another. None: the whole sequence is one.
         """
         mask = None if segments is None else within_documents(segments)
+        where = None if segments is None else places(segments)
         if self.embeds:
             assert self.embedding is not None
-            # For learned positions: rotation hangs on distances alone.
-            hidden = self.embedding(hidden, None if segments is None else places(segments))
+            hidden = self.embedding(hidden, where)
         for block in self.blocks.values():
-            hidden = block(hidden, mask=mask)
+            hidden = block(hidden, mask=mask, places=where)
         if self.norm is None or self.head is None:
             return hidden
         return self.head(
@@ -188,6 +238,29 @@ def split(model: Decoder, part: int, parts: int) -> None:
             model.embedding.position = None
         else:
             model.embedding = None
+
+
+def add_prefix(model: Decoder, tokens: int) -> None:
+    """Give every attention a prefix of learned keys and values, in place."""
+    for block in model.blocks.values():
+        assert isinstance(block, Block)
+        block.attention.add_prefix(tokens)
+    if model.embedding is not None:
+        model.embedding.first = tokens
+
+
+def _after(prefix: Tensor, heads: Tensor) -> Tensor:
+    """B H S D with the rows of a prefix (P, H x D) before it: B H P+S D."""
+    own = prefix.to_local() if isinstance(prefix, DTensor) else prefix
+    rows = own.unflatten(1, (heads.shape[1], -1)).transpose(0, 1)
+    return torch.cat((rows.expand(heads.shape[0], -1, -1, -1), heads), dim=2)
+
+
+def _seeing(prefix: int, length: int, mask: Tensor | None) -> Tensor:
+    """A mask of what sees what, for keys with a prefix that all see."""
+    if mask is None:
+        return causal_lower_right(length, prefix + length)
+    return F.pad(mask, (prefix, 0), value=True)
 
 
 def places(segments: Tensor) -> Tensor:
