@@ -29,7 +29,7 @@ demo: $(READY)
 	$(BIN)/octad demo
 
 test: $(READY)
-	$(BIN)/pytest -m 'not ray' --numprocesses 2 --dist worksteal
+	$(BIN)/pytest -m 'not ray' --numprocesses 2 --dist loadfile
 	$(BIN)/pytest -m ray
 
 check: $(READY)

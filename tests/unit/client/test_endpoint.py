@@ -26,7 +26,7 @@ def _record(home: Home, url: str, pid: int | None) -> None:
     home.endpoint.write_text(json.dumps({"url": url} | ({} if pid is None else {"pid": pid})))
 
 
-@pytest.mark.parametrize("pid", [os.getpid(), None])
+@pytest.mark.parametrize("pid", [os.getpid(), None], ids=["named", "unnamed"])
 def test_one_that_lives_is_asked(stand_in: StandIn, home: Home, pid: int | None) -> None:
     _record(home, os.environ["OCTAD_URL"], pid)
     found = answering(home, os.environ["OCTAD_TOKEN"])
