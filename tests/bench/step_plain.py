@@ -1,4 +1,5 @@
-"""The peer of `step.py`: a training loop as one writes it by hand for torchrun.
+"""The peer of `step.py`: a training loop as one writes it by hand for torchrun, and the turns in
+which it and our worker train.
 
 The same network, data, optimizer, clipping and layout, and nothing else: no metrics but the loss,
 which is looked at every tenth step.
@@ -18,43 +19,76 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from octad.data.loader import Batch, Loader
 from octad.models.decoder import Settings, init_std
 from octad.models.decoder.network import Decoder
+from octad.train.worker import train
 
 
-def run(config: dict[str, Any]) -> list[float]:
-    """Seconds of each step, on rank 0."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    model = wrapped(started(Settings.parse(config["model"])), config["wrap"])
-    decays = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decays, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
-        lr=config["lr"],
-        betas=(0.9, 0.95),
-        fused=True,
-    )
-    samples = np.load(config["samples"], mmap_mode="r")
-    rng = np.random.default_rng(0)
-    share = config["global_batch"] // size
-    took = []
-    dist.barrier()
-    began = time.perf_counter()
-    for step in range(config["steps"]):
-        chosen = rng.permutation(len(samples))[rank * share : (rank + 1) * share]
-        batch = torch.from_numpy(samples[chosen].astype(np.int64))
-        logits = model(batch[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if step % 10 == 0:
-            loss.item()
-        now = time.perf_counter()
-        took.append(now - began)
-        began = now
-    return took
+def turns(config: dict[str, Any]) -> dict[str, list[float]]:
+    """Seconds of each turn of a few steps, on rank 0: ours, and those by hand.
+
+    Our worker trains as it does, but where it asks for the first batch of its turn, the loop by hand
+    has its turn first. The last turn of ours is not seen to its end, and left out.
+    """
+    by_hand, num_steps = ByHand(config), config["turn"]
+    ours: list[float] = []
+    peer: list[float] = []
+    load, since_s, taken = Loader.__next__, 0.0, 0
+
+    def batch(loader: Loader) -> Batch:
+        nonlocal since_s, taken
+        if taken % num_steps == 0:
+            if taken:
+                ours.append(time.perf_counter() - since_s)
+            dist.barrier()
+            peer.append(by_hand.steps(num_steps))
+            dist.barrier()
+            since_s = time.perf_counter()
+        taken += 1
+        return load(loader)
+
+    Loader.__next__ = batch  # type: ignore[assignment,method-assign]
+    try:
+        train(config["job"])
+    finally:
+        Loader.__next__ = load  # type: ignore[method-assign]
+    return {"ours": ours, "by_hand": peer[: len(ours)]}
+
+
+class ByHand:
+    """The loop."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.rank, size = dist.get_rank(), dist.get_world_size()
+        self.model = wrapped(started(Settings.parse(config["model"])), config["wrap"])
+        decays = [p for p in self.model.parameters() if p.ndim > 1]
+        others = [p for p in self.model.parameters() if p.ndim <= 1]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": decays, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
+            lr=config["lr"],
+            betas=(0.9, 0.95),
+            fused=True,
+        )
+        self.samples = np.load(config["samples"], mmap_mode="r")
+        self.share = config["global_batch"] // size
+        self.rng = np.random.default_rng(0)
+
+    def steps(self, number: int) -> float:
+        """Seconds of so many steps."""
+        began = time.perf_counter()
+        for step in range(number):
+            chosen = self.rng.permutation(len(self.samples))[self.rank * self.share :][: self.share]
+            batch = torch.from_numpy(self.samples[chosen].astype(np.int64))
+            logits = self.model(batch[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            if step % 10 == 0:
+                loss.item()
+        return time.perf_counter() - began
 
 
 def started(settings: Settings) -> Decoder:
