@@ -22,10 +22,10 @@ from octad.train.settings import TrainingJob, family_of
 if TYPE_CHECKING:
     from tests.integration.training.conftest import Lab
 
-pytestmark = pytest.mark.slow
 STEPS, CUT, BATCH = 20, 7, 8
 TOLERANCE = 1e-4
 LIMIT_S = 1200
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S)]  # the first one waits for all
 # GPT-2 with a vocabulary that no tp divides, LLaMA with one that tp splits and grouped queries.
 GPT: dict[str, Any] = {"vocab": 61, "width": 32, "depth": 2, "heads": 4}
 LLAMA: dict[str, Any] = {
@@ -187,7 +187,6 @@ def weights(lab: Lab, job: TrainingJob) -> dict[str, torch.Tensor]:
     return state
 
 
-@pytest.mark.timeout(LIMIT_S)  # the first one waits for all
 @pytest.mark.parametrize("name", CASES)
 def test_one_curve_and_the_same_weights(lab: Lab, name: str) -> None:
     job, alone = job_of(lab, name), job_of(lab, f"one {CASES[name].shape}")
