@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from octad.errors import CheckpointError, ConfigError, DataError, OctadError
+from octad.errors import CheckpointError, ConfigError, DataError
 from octad.spec.artefacts import Artefact
 from octad.spec.checkpoints import DataPosition, Manifest
 from octad.spec.keys import StageKeys
@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class StartedError(OctadError):
+class StartedError(Exception):
     """The workers would have started now."""
 
 

@@ -197,7 +197,7 @@ def test_closing_does_not_wait_for_ever(store: ObjectStore, tmp_path: Path) -> N
     Flaky.is_down = True
     made.step(1, {"loss": 1.0})
     assert not made.close(0.1)
-    until(lambda: not [t for t in threading.enumerate() if t.name == "recorder"])
+    until(lambda: not made._thread.is_alive())
 
 
 CHILD = """
