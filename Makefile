@@ -1,6 +1,7 @@
 # Each goal makes its own .venv if it is missing, and makes it anew when the pins change.
 #   make demo     the whole idea on this machine: two Ray clusters, four stages, MLflow
 #   make test     the tests
+#   make test-long  more of the same: every layout, longer chaos
 #   make check    lint, format, types, floors
 #   make bench    the benchmarks, each with its ratio
 #   make test-gpu, make bench-gpu    the same on one GPU, where there is one
@@ -12,7 +13,7 @@ BIN    := $(VENV)/bin
 PINS   := $(shell { cat constraints.txt; sed -n '/^\[build-system\]/,/^\[tool/p' pyproject.toml; } | cksum | tr -d ' ')
 READY  := $(VENV)/.pins-$(PINS)
 
-.PHONY: setup demo test test-gpu check bench bench-gpu pictures
+.PHONY: setup demo test test-clusters test-others test-long test-gpu check bench bench-gpu pictures
 
 setup: $(READY)
 
@@ -28,9 +29,18 @@ $(READY):
 demo: $(READY)
 	$(BIN)/octad demo
 
+# Those with clusters mostly wait for processes to start: the others run beside them.
 test: $(READY)
-	$(BIN)/pytest -m 'not ray' --numprocesses 2 --dist loadfile
-	$(BIN)/pytest -m ray
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=line test-clusters test-others
+
+test-clusters:
+	$(BIN)/pytest -m 'ray and not long'
+
+test-others:
+	$(BIN)/pytest -m 'not ray and not long' --numprocesses 2 --dist loadfile
+
+test-long: $(READY)
+	$(BIN)/pytest -m 'long and not ray' --numprocesses 2 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -121,9 +121,19 @@ def resumed(lab: Lab, name: str) -> TrainingJob:
     return job.model_copy(update={"order": order})
 
 
+LONG = {"gpt-prefix", "llama-prefix-documents"}
+MARKED = [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in TUNINGS]
+
+
 @pytest.fixture(scope="module")
-def lab(lab: Lab) -> Lab:
-    """After all of it is trained."""
+def lab(lab: Lab, request: pytest.FixtureRequest) -> Lab:
+    """After all is trained that the tests of this run look at."""
+    asked = {
+        item.callspec.params.get("name")
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path
+    }
+    tunings = [name for name in TUNINGS if name in asked]
 
     def run(jobs: list[TrainingJob]) -> None:
         by_size: dict[int, list[TrainingJob]] = {}
@@ -135,8 +145,8 @@ def lab(lab: Lab) -> Lab:
         lab.run_groups(groups, LIMIT_S)
 
     run([base_of(lab, shape, layout) for shape in SHAPES for layout in ("one", "pp", "shard-tp")])
-    run([tuned(lab, name, layout) for name in TUNINGS for layout in LAYOUTS])
-    run([resumed(lab, name) for name in TUNINGS])
+    run([tuned(lab, name, layout) for name in tunings for layout in LAYOUTS])
+    run([resumed(lab, name) for name in tunings])
     return lab
 
 
@@ -152,7 +162,7 @@ def exported(lab: Lab, job: TrainingJob, file: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "one"])
-@pytest.mark.parametrize("name", TUNINGS)
+@pytest.mark.parametrize("name", MARKED)
 def test_one_curve_and_the_same_adapter(lab: Lab, name: str, layout: str) -> None:
     job, alone = tuned(lab, name, layout), tuned(lab, name, "one")
     wanted = curve(lab, alone)
@@ -170,7 +180,7 @@ def test_one_curve_and_the_same_adapter(lab: Lab, name: str, layout: str) -> Non
 
 
 @pytest.mark.timeout(LIMIT_S)
-@pytest.mark.parametrize("name", TUNINGS)
+@pytest.mark.parametrize("name", MARKED)
 def test_an_adapter_goes_on_at_another_size(lab: Lab, name: str) -> None:
     wanted = curve(lab, tuned(lab, name, "one"))[2 * CUT :]
     assert curve(lab, resumed(lab, name)) == pytest.approx(wanted, rel=TOLERANCE)

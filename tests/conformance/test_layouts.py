@@ -1,7 +1,8 @@
 """Every layout learns what one process learns, and goes on with what another one has left.
 
 All layouts train the same tiny decoders, over gloo. Most take two micro-batches a step, where one
-process takes the whole global batch at once.
+process takes the whole global batch at once. What is marked long are further products of the same
+techniques.
 """
 
 from __future__ import annotations
@@ -130,6 +131,26 @@ PAIRS = [
 ]
 
 
+LONG = {
+    "ddp 4",
+    "zero1 4",
+    "zero2 2",
+    "hsdp zero1",
+    "ddp x tp",
+    "zero1 x tp",
+    "pp 4",
+    "zero bubble x tp",
+    "interleaved x zero3",
+    "zero bubble x zero2",
+    "pp x ddp",
+}
+
+
+def marked(*names: str) -> Any:
+    """A parameter of tests that train these."""
+    return pytest.param(*names, marks=[pytest.mark.long] if LONG & set(names) else [])
+
+
 def job_of(lab: Lab, name: str) -> TrainingJob:
     case = CASES[name]
     training = {
@@ -156,12 +177,20 @@ def resumed(lab: Lab, first: str, then: str) -> TrainingJob:
 
 
 @pytest.fixture(scope="module")
-def lab(lab: Lab) -> Lab:
-    """After all of it is trained."""
+def lab(lab: Lab, request: pytest.FixtureRequest) -> Lab:
+    """After all is trained that the tests of this run look at."""
+    asked = [
+        {key: str(value) for key, value in item.callspec.params.items()}
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path
+    ]
+    pairs = [(each["first"], each["then"]) for each in asked if "first" in each]
+    names = {name for pair in pairs for name in pair} | {e["name"] for e in asked if "name" in e}
+    names |= {f"one {CASES[name].shape}" for name in names}
     plans: list[dict[int, list[TrainingJob]]] = [{}, {}]
-    for name, each in CASES.items():
-        plans[0].setdefault(each.layout.cards, []).append(job_of(lab, name))
-    for first, then in PAIRS:
+    for name in sorted(names):
+        plans[0].setdefault(CASES[name].layout.cards, []).append(job_of(lab, name))
+    for first, then in pairs:
         plans[1].setdefault(CASES[then].layout.cards, []).append(resumed(lab, first, then))
     groups = [
         (size, [("octad.train.worker:train", job.plain()) for job in jobs])
@@ -187,7 +216,7 @@ def weights(lab: Lab, job: TrainingJob) -> dict[str, torch.Tensor]:
     return state
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [marked(name) for name in CASES])
 def test_one_curve_and_the_same_weights(lab: Lab, name: str) -> None:
     job, alone = job_of(lab, name), job_of(lab, f"one {CASES[name].shape}")
     found, wanted = curve(lab, job), curve(lab, alone)
@@ -199,7 +228,7 @@ def test_one_curve_and_the_same_weights(lab: Lab, name: str) -> None:
         torch.testing.assert_close(weight, whole[key], rtol=TOLERANCE, atol=TOLERANCE, msg=key)
 
 
-@pytest.mark.parametrize(("first", "then"), PAIRS)
+@pytest.mark.parametrize(("first", "then"), [marked(*pair) for pair in PAIRS])
 def test_going_on_is_as_if_never_stopped(lab: Lab, first: str, then: str) -> None:
     job, whole = resumed(lab, first, then), job_of(lab, then)
     found, wanted = curve(lab, job), curve(lab, whole)[2 * CUT :]

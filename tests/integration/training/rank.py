@@ -6,6 +6,7 @@ config, and rank 0 leaves what they returned in `returned.json`.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 
 def work(rank: int, size: int, folder: Path) -> None:
+    faulthandler.enable()
     os.environ["LOCAL_RANK"], os.environ["NODE_RANK"] = str(rank), "0"
     torch.set_num_threads(1)
     dist.init_process_group(

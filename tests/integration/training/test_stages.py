@@ -146,6 +146,7 @@ def test_a_loss_that_is_not_finite_stops_before_anything_is_committed(lab: Lab) 
     assert last[1].position == good[-1]
 
 
+@pytest.mark.long
 def test_other_data_under_a_checkpoint_is_refused(lab: Lab) -> None:
     other = lab.dataset("other", stride=3)
     job = lab.job(ONE, run="data", training={"steps": 2})
@@ -156,6 +157,7 @@ def test_other_data_under_a_checkpoint_is_refused(lab: Lab) -> None:
         lab.train([again], 1)
 
 
+@pytest.mark.long
 def test_another_seed_or_base_under_a_checkpoint_is_refused(lab: Lab) -> None:
     bases = [lab.job(ONE, run=name, training={"steps": 2}) for name in ("one", "two")]
     made = lab.train(bases, 1)

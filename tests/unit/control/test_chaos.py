@@ -218,7 +218,8 @@ def test_chaos(fake: ModuleType, world_maker: Any) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_chaos_long(fake: ModuleType, world_maker: Any) -> None:
     class There(Chaos):
         module = fake
