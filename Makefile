@@ -34,7 +34,7 @@ test: $(READY)
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=line test-clusters test-others
 
 test-clusters:
-	$(BIN)/pytest -m 'ray and not long'
+	$(BIN)/pytest tests/integration -m 'ray and not long'
 
 test-others:
 	$(BIN)/pytest -m 'not ray and not long' --numprocesses 2 --dist loadfile

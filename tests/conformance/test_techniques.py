@@ -101,7 +101,11 @@ def jobs(lab: Lab) -> dict[tuple[str, str], TrainingJob]:
         groups.setdefault(job.order.stage.layout.cards, []).append(job)
     # Each in a process of its own: compilers start threads, which no fork survives.
     for size, group in groups.items():
-        lab.run([("octad.train.worker:train", job.plain()) for job in group], size, LIMIT_S)
+        started = lab.start([("octad.train.worker:train", job.plain()) for job in group], size)
+        try:
+            started.returned(LIMIT_S)
+        finally:
+            started.kill()
     return made
 
 

@@ -89,3 +89,9 @@ FORBIDDEN = {
 def test_package_never_uses(what: str) -> None:
     hits = [relative(p) for p in MODULES if FORBIDDEN[what].search(p.read_text())]
     assert not hits
+
+
+@pytest.mark.parametrize("module", TESTS, ids=relative)
+def test_tests_with_clusters_lie_where_make_looks_for_them(module: Path) -> None:
+    if re.search(r"pytest\.mark\.ray\b", module.read_text()) and module != Path(__file__):
+        assert (ROOT / "tests" / "integration") in module.parents

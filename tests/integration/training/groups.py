@@ -1,8 +1,8 @@
-"""Training groups one after the other, without Ray: groups.py FOLDER
+"""Training groups one after the other, without Ray.
 
 Forks the processes of each group from this one, which has imported all that they need: it takes
-seconds for each process that is started anew. FOLDER holds a folder for each group, in order of
-their names, with `size` and what `rank.py` wants.
+seconds for each process that is started anew. Each line of input is the folder of a group, which
+holds `size` and what `rank.py` wants, and gets `log`; each line of output is how the group ended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 
 # pyarrow and DDP import the first two when they are first used.
-NEEDED = ("pandas", "torch._dynamo", "octad.train.worker", "rank")
+NEEDED = ("pandas", "torch._dynamo", "octad.train.worker", "octad.train.evaluate", "rank")
 *_, rank = map(importlib.import_module, NEEDED)
 
 
@@ -24,6 +24,9 @@ def forked(number: int, size: int, folder: Path) -> int:
     if child:
         return child
     status = 1
+    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
     try:
         rank.work(number, size, folder)
         status = 0
@@ -34,17 +37,24 @@ def forked(number: int, size: int, folder: Path) -> int:
     os._exit(status)
 
 
+def ended(folder: Path) -> str:
+    """Run a group to its end; empty if that was a good one."""
+    size = int((folder / "size").read_text())
+    left = {forked(number, size, folder) for number in range(size)}
+    found = ""
+    while left:
+        process, status = os.wait()
+        left.discard(process)
+        if status and not found:
+            found = f"a process ended with {os.waitstatus_to_exitcode(status)}"
+            for other in left:
+                os.kill(other, 9)
+    return found
+
+
 def main() -> None:
-    for folder in sorted(Path(sys.argv[1]).iterdir()):
-        size = int((folder / "size").read_text())
-        left = {forked(number, size, folder) for number in range(size)}
-        while left:
-            ended, status = os.wait()
-            left.discard(ended)
-            if status:
-                for process in left:
-                    os.kill(process, 9)
-                raise SystemExit(f"a process of group {folder.name} ended with {status}")
+    for line in sys.stdin:
+        print(ended(Path(line.rstrip("\n"))), flush=True)
 
 
 if __name__ == "__main__":

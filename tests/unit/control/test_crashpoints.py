@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MODULES = (dispatch, leftovers, reconciler, runs)
 CANCELS = [name for name in crashpoints.POINTS if name.startswith("cancel")]
+BY_PROCESS = {"", "submit.after_row", "dispatch.after_remote_accept", "success.before_record"}
 OTHERS = [name for name in crashpoints.POINTS if not name.startswith("cancel")]
 
 
@@ -167,7 +168,13 @@ def accepted(home: Home, fake: ModuleType, config_maker: Callable[..., str]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", ["", *OTHERS])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(point, marks=[] if point in BY_PROCESS else [pytest.mark.long])
+        for point in ["", *OTHERS]
+    ],
+)
 def test_a_killed_process_is_followed_by_one_that_goes_on(
     home: Home,
     fake: ModuleType,
