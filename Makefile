@@ -37,7 +37,7 @@ test-clusters:
 	$(BIN)/pytest tests/integration -m 'ray and not long'
 
 test-others:
-	$(BIN)/pytest -m 'not ray and not long' --numprocesses 2 --dist loadfile
+	$(BIN)/pytest -m 'not ray and not long' --numprocesses 3 --dist loadfile
 
 test-long: $(READY)
 	$(BIN)/pytest -m 'long and not ray' --numprocesses 2 --dist loadfile
