@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from pathlib import Path
@@ -9,10 +10,8 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-import peft
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -49,6 +48,11 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "lora-all": {**LORA, "targets": ["query", "key", "value", "out", "up", "down"]},
     "prefix": {"kind": "prefix", "num_virtual_tokens": 5},
 }
+
+
+def theirs_of(library: str) -> Any:
+    """Imported by the one process that needs it: it takes seconds."""
+    return importlib.import_module(library)
 
 
 def drawn(settings: Settings, adapter: dict[str, Any] | None = None) -> nn.Module:
@@ -106,7 +110,9 @@ def largest_difference(ours: nn.Module, theirs: Any) -> float:
 def test_transformers_gives_the_same_logits(shape: str, tmp_path: Path) -> None:
     settings = Settings.parse(SHAPES[shape])
     model = drawn(settings)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(exported(settings, model, tmp_path))
+    theirs = theirs_of("transformers").AutoModelForCausalLM.from_pretrained(
+        exported(settings, model, tmp_path)
+    )
     assert theirs.dtype == torch.float32
     assert largest_difference(model, theirs.eval()) <= TOLERANCE
 
@@ -116,10 +122,12 @@ def test_transformers_gives_the_same_logits(shape: str, tmp_path: Path) -> None:
 def test_peft_gives_the_same_logits(shape: str, adapter: str, tmp_path: Path) -> None:
     settings = Settings.parse(SHAPES[shape])
     model = drawn(settings, ADAPTERS[adapter])
-    base = transformers.AutoModelForCausalLM.from_pretrained(exported(settings, model, tmp_path))
+    base = theirs_of("transformers").AutoModelForCausalLM.from_pretrained(
+        exported(settings, model, tmp_path)
+    )
     assert largest_difference(model, base.eval()) > 100 * TOLERANCE
     folder = exported_adapter(settings, ADAPTERS[adapter], model, tmp_path / "adapter")
-    theirs = peft.PeftModel.from_pretrained(base, folder)
+    theirs = theirs_of("peft").PeftModel.from_pretrained(base, folder)
     with torch.no_grad():
         found = theirs.eval()(input_ids=ids()).logits
         assert float((model(ids()) - found).abs().max()) <= TOLERANCE

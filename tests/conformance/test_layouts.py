@@ -138,6 +138,7 @@ LONG = {
     "hsdp zero1",
     "ddp x tp",
     "zero1 x tp",
+    "hsdp x tp",
     "pp 4",
     "zero bubble x tp",
     "interleaved x zero3",

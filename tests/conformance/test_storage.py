@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moto.server import ThreadedMotoServer
+from moto.server import DomainDispatcherApplication, ThreadedMotoServer
 
 from octad.errors import ConfigError, NotFoundError, StorageError
 from octad.spec.stages import StoreSpec
@@ -24,6 +24,14 @@ def s3_endpoint() -> Iterator[str]:
     patch = pytest.MonkeyPatch()
     patch.setenv("AWS_ACCESS_KEY_ID", "test")
     patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    # The server looks whether an object is there and makes it in two steps; a store does it in one.
+    answering, answer = threading.Lock(), DomainDispatcherApplication.__call__
+
+    def one_at_a_time(*request: Any) -> Any:
+        with answering:
+            return answer(*request)
+
+    patch.setattr(DomainDispatcherApplication, "__call__", one_at_a_time)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()

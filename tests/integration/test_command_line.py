@@ -74,7 +74,9 @@ def test_up_use_down(octad: Octad, home: Home) -> None:
     assert not home.endpoint.exists()
 
 
-@pytest.mark.parametrize("wrong", ["host=0.0.0.0", "storage.url=ftp://x"])
+@pytest.mark.parametrize(
+    "wrong", ["host=0.0.0.0", pytest.param("storage.url=ftp://x", marks=pytest.mark.long)]
+)
 def test_a_set_up_that_cannot_be_leaves_the_one_before(octad: Octad, wrong: str) -> None:
     assert octad("up", *EMPTY).returncode == 0
     assert octad("up", *EMPTY, wrong).returncode == 2
@@ -105,6 +107,7 @@ def test_down_after_a_kill_leaves_nothing(octad: Octad, home: Home) -> None:
     assert not home.endpoint.exists()
 
 
+@pytest.mark.long
 def test_first_commands_at_once_share_one_control_plane(octad: Octad, home: Home) -> None:
     octad("up", *EMPTY)
     octad("down")
@@ -114,6 +117,7 @@ def test_first_commands_at_once_share_one_control_plane(octad: Octad, home: Home
     assert [d.returncode for d in done] == [0] * 4, [d.stderr for d in done]
 
 
+@pytest.mark.long
 def test_another_version_is_replaced(octad: Octad, home: Home) -> None:
     octad("up", *EMPTY)
     old = endpoint(home)
@@ -123,6 +127,7 @@ def test_another_version_is_replaced(octad: Octad, home: Home) -> None:
     wait_for(lambda: not is_alive(old["pid"]))
 
 
+@pytest.mark.long
 def test_another_set_up_is_taken_while_no_cluster_is_up(octad: Octad, home: Home) -> None:
     octad("up", *EMPTY)
     first = endpoint(home)["pid"]
