@@ -22,7 +22,7 @@ $(READY):
 	  || { echo "octad needs Python 3.11 or 3.12: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 2; }
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling setuptools
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[server,train,dev]'
 	@touch $@
 

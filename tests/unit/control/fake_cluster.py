@@ -83,7 +83,8 @@ class FakeJobs:
 
     def log(self, submission_id: str) -> bytes:
         with self._line(), self._cluster.state() as state:
-            return str(state["jobs"][submission_id]["log"]).encode()
+            job = state["jobs"].get(submission_id)
+            return str(job["log"]).encode() if job else b""
 
     def stop(self, submission_id: str) -> None:
         with self._line(), self._cluster.state() as state:
