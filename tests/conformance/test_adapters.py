@@ -121,19 +121,32 @@ def resumed(lab: Lab, name: str) -> TrainingJob:
     return job.model_copy(update={"order": order})
 
 
-LONG = {"gpt-prefix", "llama-prefix-documents"}
-MARKED = [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in TUNINGS]
+# Always looked at: each kind, on each axis.
+SHORT = {
+    ("gpt-lora", "shard"),
+    ("gpt-lora", "tp"),
+    ("llama-prefix", "ddp"),
+    ("llama-prefix", "pp"),
+}
 
 
 @pytest.fixture(scope="module")
 def lab(lab: Lab, request: pytest.FixtureRequest) -> Lab:
     """After all is trained that the tests of this run look at."""
-    asked = {
-        item.callspec.params.get("name")
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.path == request.path
-    }
-    tunings = [name for name in TUNINGS if name in asked]
+    tunings: set[tuple[str, str]] = set()
+    gone_on: set[str] = set()
+    bases = {(shape, "one") for shape in SHAPES}
+    for item in request.session.items:
+        if not isinstance(item, pytest.Function) or item.path != request.path:
+            continue
+        params = item.callspec.params
+        if "shape" in params:
+            bases.add((params["shape"], params["layout"]))
+            continue
+        tunings |= {
+            (params["name"], layout) for layout in ("one", params.get("layout", "shard-tp"))
+        }
+        gone_on |= set() if "layout" in params else {params["name"]}
 
     def run(jobs: list[TrainingJob]) -> None:
         by_size: dict[int, list[TrainingJob]] = {}
@@ -144,9 +157,9 @@ def lab(lab: Lab, request: pytest.FixtureRequest) -> Lab:
         ]
         lab.run_groups(groups, LIMIT_S)
 
-    run([base_of(lab, shape, layout) for shape in SHAPES for layout in ("one", "pp", "shard-tp")])
-    run([tuned(lab, name, layout) for name in tunings for layout in LAYOUTS])
-    run([resumed(lab, name) for name in tunings])
+    run([base_of(lab, *base) for base in sorted(bases)])
+    run([tuned(lab, *tuning) for tuning in sorted(tunings)])
+    run([resumed(lab, name) for name in sorted(gone_on)])
     return lab
 
 
@@ -161,8 +174,15 @@ def exported(lab: Lab, job: TrainingJob, file: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.timeout(LIMIT_S)
-@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "one"])
-@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param(name, layout, marks=[] if (name, layout) in SHORT else [pytest.mark.long])
+        for name in TUNINGS
+        for layout in LAYOUTS
+        if layout != "one"
+    ],
+)
 def test_one_curve_and_the_same_adapter(lab: Lab, name: str, layout: str) -> None:
     job, alone = tuned(lab, name, layout), tuned(lab, name, "one")
     wanted = curve(lab, alone)
@@ -180,12 +200,14 @@ def test_one_curve_and_the_same_adapter(lab: Lab, name: str, layout: str) -> Non
 
 
 @pytest.mark.timeout(LIMIT_S)
-@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.long
+@pytest.mark.parametrize("name", TUNINGS)
 def test_an_adapter_goes_on_at_another_size(lab: Lab, name: str) -> None:
     wanted = curve(lab, tuned(lab, name, "one"))[2 * CUT :]
     assert curve(lab, resumed(lab, name)) == pytest.approx(wanted, rel=TOLERANCE)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("layout", ["pp", "shard-tp"])
 @pytest.mark.parametrize("shape", SHAPES)

@@ -46,6 +46,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 # Of the loss after some steps: several roundings of 2^-8, 2^-11 and 2^-4 add up.
 TOLERANCES = {"bf16": 1e-2, "fp16": 3e-3, "fp8": 4e-2}
+SHORT = {("bf16", "zero3"), ("fp16", "ddp")}
 FORMAT_LAYOUTS = {
     "bf16": ["one", "ddp", "zero1", "zero3"],
     "fp16": ["one", "ddp", "zero3"],
@@ -61,6 +62,9 @@ SAME_BITS: dict[tuple[str, str], dict[str, Any]] = {
 OVERFLOWS = {"kind": "fp16", "initial_scale": 2.0**18, "growth_steps": 2}
 OVERFLOW_LAYOUTS = ["one", "zero1", "tp"]
 HOPELESS = {"kind": "fp16", "initial_scale": 2.0**100}
+# In processes of their own: compilers start threads, which no fork survives.
+STARTED = {"compiled", "fp8"}
+LONG = pytest.mark.long
 
 
 def job_of(lab: Lab, layout: str, name: str, **training: Any) -> TrainingJob:
@@ -70,12 +74,37 @@ def job_of(lab: Lab, layout: str, name: str, **training: Any) -> TrainingJob:
 
 
 @pytest.fixture(scope="module")
-def jobs(lab: Lab) -> dict[tuple[str, str], TrainingJob]:
-    """By layout and name, after all are trained."""
+def jobs(lab: Lab, request: pytest.FixtureRequest) -> dict[tuple[str, str], TrainingJob]:
+    """By layout and name, after all are trained that the tests of this run look at."""
+    asked: set[tuple[str, str]] = set()
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and item.path == request.path:
+            asked |= looked_at(item)
+    made = planned(lab, asked)
+    groups: dict[tuple[int, bool], list[TrainingJob]] = {}
+    for (_, name), job in made.items():
+        key = job.order.stage.layout.cards, name in STARTED
+        groups.setdefault(key, []).append(job)
+    for (size, is_started), group in groups.items():
+        calls = [("octad.train.worker:train", job.plain()) for job in group]
+        if not is_started:
+            lab.run(calls, size, LIMIT_S)
+            continue
+        started = lab.start(calls, size)
+        try:
+            started.returned(LIMIT_S)
+        finally:
+            started.kill()
+    return made
+
+
+def planned(lab: Lab, asked: set[tuple[str, str]]) -> dict[tuple[str, str], TrainingJob]:
+    """Those of the jobs below that are asked for, in an order in which they can be trained."""
     made: dict[tuple[str, str], TrainingJob] = {}
 
     def plan(layout: str, name: str, **training: Any) -> None:
-        made[layout, name] = job_of(lab, layout, name, **training)
+        if (layout, name) in asked:
+            made[layout, name] = job_of(lab, layout, name, **training)
 
     for layout in ("one", "zero3"):
         plan(layout, "fp32")
@@ -91,22 +120,31 @@ def jobs(lab: Lab) -> dict[tuple[str, str], TrainingJob]:
     plan("zero3", "compiled", compile=True, precision=FORMATS["bf16"])
     plan("tp", "selective", activation_checkpointing="selective")
     plan("tp", "compiled", compile=True, activation_checkpointing="selective")
-    resumed = made["zero1", "overflows"]
-    order = resumed.order.model_copy(update={"attempt": 2})
-    resume = Position(attempt=1, step=CUT)
-    made["zero1", "resumed"] = resumed.model_copy(update={"order": order, "resume": resume})
-
-    groups: dict[int, list[TrainingJob]] = {}
-    for job in made.values():
-        groups.setdefault(job.order.stage.layout.cards, []).append(job)
-    # Each in a process of its own: compilers start threads, which no fork survives.
-    for size, group in groups.items():
-        started = lab.start([("octad.train.worker:train", job.plain()) for job in group], size)
-        try:
-            started.returned(LIMIT_S)
-        finally:
-            started.kill()
+    if ("zero1", "resumed") in asked:
+        resumed = made["zero1", "overflows"]
+        order = resumed.order.model_copy(update={"attempt": 2})
+        resume = Position(attempt=1, step=CUT)
+        made["zero1", "resumed"] = resumed.model_copy(update={"order": order, "resume": resume})
     return made
+
+
+def looked_at(item: pytest.Function) -> set[tuple[str, str]]:
+    """The jobs whose curves or weights a test compares."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    layout = params.get("layout", "")
+    match item.originalname:
+        case "test_a_format_learns_what_fp32_learns":
+            return {("one", "fp32"), (layout, params["kind"])}
+        case "test_memory_is_saved_without_changing_a_bit":
+            return {(layout, "fp32"), (layout, params["name"])}
+        case "test_split_and_compiled_blocks_compute_the_same":
+            return {(layout, params["name"]), params["peer"]}
+        case "test_steps_that_overflow_are_skipped_by_all":
+            return {(layout, "overflows")}
+        case "test_the_scale_goes_on_with_the_checkpoint":
+            return {("zero1", "overflows"), ("zero1", "resumed")}
+        case _:
+            return {("zero3", "hopeless"), ("one", "hopeless")}
 
 
 def curve(lab: Lab, job: TrainingJob, *keys: str) -> list[float]:
@@ -115,7 +153,12 @@ def curve(lab: Lab, job: TrainingJob, *keys: str) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "layout"), [(kind, layout) for kind in FORMATS for layout in FORMAT_LAYOUTS[kind]]
+    ("kind", "layout"),
+    [
+        pytest.param(kind, layout, marks=[] if (kind, layout) in SHORT else [LONG])
+        for kind in FORMATS
+        for layout in FORMAT_LAYOUTS[kind]
+    ],
 )
 def test_a_format_learns_what_fp32_learns(
     lab: Lab, jobs: dict[tuple[str, str], TrainingJob], kind: str, layout: str
@@ -129,7 +172,13 @@ def test_a_format_learns_what_fp32_learns(
         assert curve(lab, jobs[layout, kind], "skipped_steps")[-1] == 0
 
 
-@pytest.mark.parametrize(("layout", "name"), SAME_BITS)
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [
+        pytest.param(layout, name, marks=[] if name == "full" else [LONG])
+        for layout, name in SAME_BITS
+    ],
+)
 def test_memory_is_saved_without_changing_a_bit(
     lab: Lab, jobs: dict[tuple[str, str], TrainingJob], layout: str, name: str
 ) -> None:
@@ -137,6 +186,7 @@ def test_memory_is_saved_without_changing_a_bit(
     assert curve(lab, jobs[layout, name], *keys) == curve(lab, jobs[layout, "fp32"], *keys)
 
 
+@LONG
 @pytest.mark.parametrize(
     ("layout", "name", "peer"),
     [
@@ -152,6 +202,7 @@ def test_split_and_compiled_blocks_compute_the_same(
     assert found == pytest.approx(curve(lab, jobs[peer], "loss"), rel=1e-4)
 
 
+@LONG
 @pytest.mark.parametrize("layout", OVERFLOW_LAYOUTS)
 def test_steps_that_overflow_are_skipped_by_all(
     lab: Lab, jobs: dict[tuple[str, str], TrainingJob], layout: str
@@ -167,6 +218,7 @@ def test_steps_that_overflow_are_skipped_by_all(
     assert learned[-1] < 0.85 * learned[0]
 
 
+@LONG
 def test_the_scale_goes_on_with_the_checkpoint(
     lab: Lab, jobs: dict[tuple[str, str], TrainingJob]
 ) -> None:
@@ -176,6 +228,7 @@ def test_the_scale_goes_on_with_the_checkpoint(
     assert found == whole[len(keys) * CUT :]
 
 
+@LONG
 def test_a_skipped_step_changes_nothing(lab: Lab, jobs: dict[tuple[str, str], TrainingJob]) -> None:
     """All steps overflow: after three on two cards, and two on one, the weights are those that both
     began with.

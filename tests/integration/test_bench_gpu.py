@@ -12,6 +12,7 @@ BENCH = Path(__file__).parents[1] / "bench" / "gpu.py"
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_it_measures_both_sides_of_each_model() -> None:
     asked = ["--device", "cpu", "--tiny", "--eager"]
     done = subprocess.run(

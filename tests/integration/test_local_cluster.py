@@ -198,6 +198,7 @@ os.kill(os.getpid(), 9)
     assert starter.returncode == -signal.SIGKILL
 
 
+@pytest.mark.long
 def test_a_lost_node_is_replaced_while_work_on_the_other_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,8 +13,20 @@ import sys
 import traceback
 from pathlib import Path
 
-# pyarrow and DDP import the first two when they are first used.
-NEEDED = ("pandas", "torch._dynamo", "octad.train.worker", "octad.train.evaluate", "rank")
+# What others import when it is first used, and what jobs ask for by name.
+NEEDED = (
+    "pandas",
+    "torch._dynamo",
+    "torch.nn.attention.bias",
+    "torch.profiler._cupti_monitor",
+    "torch.utils.serialization",
+    "octad.models.decoder.family",
+    "octad.models.decoder.network",
+    "octad.models.decoder.sharding",
+    "octad.train.worker",
+    "octad.train.evaluate",
+    "rank",
+)
 *_, rank = map(importlib.import_module, NEEDED)
 
 

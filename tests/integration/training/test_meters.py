@@ -16,7 +16,7 @@ from octad.train.watchdog import hang_of
 if TYPE_CHECKING:
     from tests.integration.training.conftest import Lab
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 LIMIT_S = 150
 # One for each way in which a rank waits for others.
 LAYOUTS = {

@@ -52,23 +52,23 @@ def test_killed_and_gone_on_at_other_sizes_is_as_if_never_stopped(lab: Lab) -> N
     whole = lab.job(ONE, run="whole", training=training)
     lab.train([whole], 1)
 
-    first = lab.job(FOUR, run="cut", training=training)
-    group = lab.start([("octad.train.worker:train", first.plain())], 4)
+    first = lab.job(TWO, run="cut", training=training)
+    group = lab.start([("octad.train.worker:train", first.plain())], 2)
     try:
         manifest = StageKeys("cut", "pretrain").attempt(1).manifest(2)
         deadline = time.monotonic() + LIMIT_S
         while lab.store.size(manifest) is None:
             assert time.monotonic() < deadline, group.log
             time.sleep(0.01)
-        os.kill(group.processes[3].pid, signal.SIGKILL)
+        os.kill(group.processes[1].pid, signal.SIGKILL)
     finally:
         group.kill()
 
     base = base_of(lab, "cut")
     assert 2 <= base.step < STEPS
-    second = lab.job(TWO, run="cut", attempt=2, training={**training, "steps": 8}, resume=base)
+    second = lab.job(FOUR, run="cut", attempt=2, training={**training, "steps": 8}, resume=base)
     if base.step < 8:
-        lab.train([second], 2)
+        lab.train([second], 4)
     base = base_of(lab, "cut")
     third = lab.job(ONE, run="cut", attempt=3, training=training, resume=base)
     (result,) = lab.train([third], 1)
@@ -83,6 +83,7 @@ def test_killed_and_gone_on_at_other_sizes_is_as_if_never_stopped(lab: Lab) -> N
     assert lineage.verify(lab.store, lab.store.key(final.uri), final.digest).position.step == STEPS
 
 
+@pytest.mark.long
 def test_killed_and_gone_on_from_the_nodes_is_as_if_never_stopped(lab: Lab, tmp_path: Path) -> None:
     """There is nothing in the store yet; the restart has another size."""
     shelf = tmp_path / "shelf"
@@ -179,6 +180,7 @@ def test_another_seed_or_base_under_a_checkpoint_is_refused(lab: Lab) -> None:
     lab.train([again], 1)
 
 
+@pytest.mark.long
 def test_weights_pass_from_four_cards_to_two_to_one(lab: Lab) -> None:
     """Pretrain on four, tune adapters on two, compare on one, as the quickstart does."""
     tokenizer = lab.folder / "tokenizer"

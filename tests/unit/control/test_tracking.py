@@ -87,6 +87,7 @@ def test_another_server_that_answers_on_the_port_is_not_taken_for_ours(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_it_is_started_once_adopted_and_ended(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     first = TrackingServer(home, Clock())

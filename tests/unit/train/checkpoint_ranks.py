@@ -1,6 +1,7 @@
-"""One rank of a small training, started by test_checkpoint_ranks.py.
+"""The ranks of a small training, started by test_checkpoint_ranks.py: forked, so that torch is
+imported once.
 
-python checkpoint_ranks.py SCENARIO STORE MEETING RANK SIZE
+python checkpoint_ranks.py SCENARIO STORE FOLDER
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import random
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -316,15 +318,34 @@ SCENARIOS: dict[str, tuple[Callable[[StoreSpec, Path, Layout], None], Layout]] =
 }
 
 
-if __name__ == "__main__":
-    scenario, url, folder, rank, size = sys.argv[1:]
+def rank_of(scenario: str, store: StoreSpec, folder: Path, rank: int, size: int) -> None:
+    """One rank of a scenario, from its meeting with the others to its end."""
+    run, layout = SCENARIOS[scenario]
+    meeting = folder / f"meeting-{scenario}"
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    run(store, folder / scenario, layout)
+    dist.destroy_process_group()
+
+
+def main(scenario: str, url: str, folder: Path) -> int:
+    """How many ranks did not end well."""
     torch.set_num_threads(1)
-    run, mesh = SCENARIOS[scenario]
-    if size != "0":
-        meeting = Path(folder) / f"meeting-{scenario}"
-        dist.init_process_group(
-            "gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=int(size)
-        )
-    run(StoreSpec(url=url), Path(folder) / scenario, mesh)
-    if size != "0":
-        dist.destroy_process_group()
+    store = StoreSpec(url=url)
+    size = int(scenario.rpartition("-")[2])
+    if size == 0:
+        run, layout = SCENARIOS[scenario]
+        run(store, folder / scenario, layout)
+    for rank in range(size):
+        if os.fork() == 0:
+            status = 1
+            try:
+                rank_of(scenario, store, folder, rank, size)
+                status = 0
+            except BaseException:  # noqa: BLE001  the process ends here, whatever it was
+                traceback.print_exc()
+            os._exit(status)
+    return sum(os.wait()[1] != 0 for _ in range(size))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,24 +27,21 @@ KEYS = StageKeys("run", "pretrain")
 
 def run_ranks(scenario: str, store: StoreSpec, folder: Path) -> None:
     """Start the ranks of a scenario, named by how many there are, and wait."""
-    size = scenario.rpartition("-")[2]
     platform = Path(__file__).parents[3] / "platform"
     environment = {**os.environ, "PYTHONPATH": str(platform), "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(RANKS), scenario, store.url, str(folder), str(rank), size],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(max(int(size), 1))
-    ]
+    ranks = subprocess.Popen(
+        [sys.executable, str(RANKS), scenario, store.url, str(folder)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     try:
-        said = [rank.communicate(timeout=120)[0].decode() for rank in ranks]
+        said = ranks.communicate(timeout=120)[0].decode()
     finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * len(ranks), "\n".join(said)
+        with suppress(ProcessLookupError):
+            os.killpg(ranks.pid, signal.SIGKILL)
+    assert ranks.returncode == 0, said
 
 
 @pytest.fixture
@@ -97,6 +96,7 @@ def test_any_flipped_byte_of_any_rank_is_found(four: Path) -> None:
     lineage.verify(objects, folder)
 
 
+@pytest.mark.long
 def test_a_shard_that_fails_on_one_rank_fails_the_save_on_all(
     store: StoreSpec, tmp_path: Path
 ) -> None:
@@ -125,6 +125,7 @@ def test_killed_at_any_moment_of_a_save_the_older_one_stays(
         assert left == [], "unfinished uploads"
 
 
+@pytest.mark.long
 def test_killed_at_random_moments_a_whole_one_is_gone_on_from(
     store: StoreSpec, tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ def test_killed_at_random_moments_a_whole_one_is_gone_on_from(
     assert num_whole > DEATHS / 2
 
 
+@pytest.mark.long
 def test_on_several_nodes_only_what_all_have_is_gone_on_from(
     store: StoreSpec, tmp_path: Path
 ) -> None:
