@@ -34,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(
     params=[
-        pytest.param(k, marks=[pytest.mark.slow] if k == MLFLOW else [])
+        pytest.param(k, marks=[pytest.mark.slow, pytest.mark.long] if k == MLFLOW else [])
         for k in kinds("octad.trackers")
     ]
 )
@@ -79,6 +79,7 @@ def test_everything_may_be_said_twice(tracker: Tracker) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_runs_form_a_tree_whatever_the_environment_says(
     mlflow: tuple[Tracker, Any], monkeypatch: pytest.MonkeyPatch, server: str
 ) -> None:
@@ -97,6 +98,7 @@ def test_runs_form_a_tree_whatever_the_environment_says(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_points_are_kept_once_and_infinity_is_no_number(mlflow: tuple[Tracker, Any]) -> None:
     tracker, client = mlflow
     _, stage = begin(tracker, "points")
@@ -120,6 +122,7 @@ def test_points_are_kept_once_and_infinity_is_no_number(mlflow: tuple[Tracker, A
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_long_configs_are_shortened_where_seen_and_whole_where_kept(
     mlflow: tuple[Tracker, Any], tmp_path: Path
 ) -> None:
@@ -140,6 +143,7 @@ def test_long_configs_are_shortened_where_seen_and_whole_where_kept(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_checkpoints_are_external_models_that_can_be_found(mlflow: tuple[Tracker, Any]) -> None:
     tracker, client = mlflow
     _, stage = begin(tracker, "models")
@@ -156,6 +160,7 @@ def test_checkpoints_are_external_models_that_can_be_found(mlflow: tuple[Tracker
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_outcomes_are_the_stages_own_and_may_open_again(mlflow: tuple[Tracker, Any]) -> None:
     tracker, client = mlflow
     parent, stage = begin(tracker, "outcomes")
@@ -167,6 +172,7 @@ def test_outcomes_are_the_stages_own_and_may_open_again(mlflow: tuple[Tracker, A
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_server_that_is_away_is_said_to_be_so(mlflow: tuple[Tracker, Any]) -> None:
     del mlflow  # MLflow is imported by now
     away: Tracker = load("octad.trackers", MLFLOW).build("http://127.0.0.1:9")

@@ -74,9 +74,8 @@ def test_up_use_down(octad: Octad, home: Home) -> None:
     assert not home.endpoint.exists()
 
 
-@pytest.mark.parametrize(
-    "wrong", ["host=0.0.0.0", pytest.param("storage.url=ftp://x", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("wrong", ["host=0.0.0.0", "storage.url=ftp://x"])
 def test_a_set_up_that_cannot_be_leaves_the_one_before(octad: Octad, wrong: str) -> None:
     assert octad("up", *EMPTY).returncode == 0
     assert octad("up", *EMPTY, wrong).returncode == 2
@@ -98,6 +97,7 @@ def test_a_killed_control_plane_is_started_again(octad: Octad, home: Home) -> No
     assert endpoint(home)["pid"] != killed
 
 
+@pytest.mark.long
 def test_down_after_a_kill_leaves_nothing(octad: Octad, home: Home) -> None:
     octad("up", *EMPTY)
     killed = endpoint(home)["pid"]

@@ -23,7 +23,7 @@ from octad.errors import AccessError, ConflictError
 from octad.ports.clusters import JobRequest, JobStatus
 from octad.spec.clusters import CardSpec, ClusterSpec
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 URI = "gcs://_ray_pkg_0123456789abcdef0123456789abcdef.zip"
 SIM = CardSpec(kind="sim", name="sim")
@@ -198,7 +198,6 @@ os.kill(os.getpid(), 9)
     assert starter.returncode == -signal.SIGKILL
 
 
-@pytest.mark.long
 def test_a_lost_node_is_replaced_while_work_on_the_other_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from octad.storage import ObjectStore
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning"),
 ]
 PLATFORM = Path(__file__).resolve().parents[2] / "platform"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MODULES = (dispatch, leftovers, reconciler, runs)
 CANCELS = [name for name in crashpoints.POINTS if name.startswith("cancel")]
-BY_PROCESS = {"", "submit.after_row", "dispatch.after_remote_accept", "success.before_record"}
+BY_PROCESS = {"submit.after_row", "dispatch.after_remote_accept"}
 OTHERS = [name for name in crashpoints.POINTS if not name.startswith("cancel")]
 
 
