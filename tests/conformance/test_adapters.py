@@ -139,7 +139,7 @@ def lab(lab: Lab, request: pytest.FixtureRequest) -> Lab:
     for item in request.session.items:
         if not isinstance(item, pytest.Function) or item.path != request.path:
             continue
-        params = item.callspec.params
+        params: dict[str, Any] = item.callspec.params
         if "shape" in params:
             bases.add((params["shape"], params["layout"]))
             continue

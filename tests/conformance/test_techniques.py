@@ -130,8 +130,8 @@ def planned(lab: Lab, asked: set[tuple[str, str]]) -> dict[tuple[str, str], Trai
 
 def looked_at(item: pytest.Function) -> set[tuple[str, str]]:
     """The jobs whose curves or weights a test compares."""
-    params = item.callspec.params if hasattr(item, "callspec") else {}
-    layout = params.get("layout", "")
+    params: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
+    layout: str = params.get("layout", "")
     match item.originalname:
         case "test_a_format_learns_what_fp32_learns":
             return {("one", "fp32"), (layout, params["kind"])}

@@ -104,7 +104,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.2)
+        time.sleep(1)  # each look costs half a second of a core
 
 
 def a_training_worker(run: str) -> psutil.Process:

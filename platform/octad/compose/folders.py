@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import octad
 from octad.errors import ConfigError
@@ -14,6 +15,15 @@ _PACKAGE = Path(octad.__file__).resolve().parent
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 MAX_FILE_BYTES = 1 << 20
 _MAX_FILES = 5000
+
+
+class FileState(NamedTuple):
+    """One file at one time."""
+
+    path: str
+    modified_ns: int
+    size: int
+    inode: int
 
 
 def conf_folders(own: Path | None = None) -> tuple[Path, ...]:
@@ -33,6 +43,16 @@ def conf_folders(own: Path | None = None) -> tuple[Path, ...]:
     if not folder.is_dir():
         raise ConfigError("not a folder", where=str(own), hint="--conf names a folder of configs")
     return (folder, ours)
+
+
+def states(folders: Iterable[Path]) -> tuple[FileState, ...]:
+    """What tells whether a file of these folders has changed, come or gone."""
+    found = []
+    for folder in folders:
+        for path in sorted(folder.rglob("*.yaml")):
+            stat = path.stat()
+            found.append(FileState(str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return tuple(found)
 
 
 def check_files(folders: Iterable[Path]) -> None:

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 STEPS, STOP = 6, 3
 
 
+@pytest.mark.long
 def test_documents_and_mixes_are_the_same_on_every_layout_and_after_a_stop(lab: Lab) -> None:
     data: dict[str, Any] = {
         "datasets": {"code": lab.corpus, "prose": lab.dataset("prose", stride=3)},

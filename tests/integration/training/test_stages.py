@@ -66,12 +66,12 @@ def test_killed_and_gone_on_at_other_sizes_is_as_if_never_stopped(lab: Lab) -> N
 
     base = base_of(lab, "cut")
     assert 2 <= base.step < STEPS
-    second = lab.job(FOUR, run="cut", attempt=2, training={**training, "steps": 8}, resume=base)
+    second = lab.job(ONE, run="cut", attempt=2, training={**training, "steps": 8}, resume=base)
     if base.step < 8:
-        lab.train([second], 4)
+        lab.train([second], 1)
     base = base_of(lab, "cut")
-    third = lab.job(ONE, run="cut", attempt=3, training=training, resume=base)
-    (result,) = lab.train([third], 1)
+    third = lab.job(TWO, run="cut", attempt=3, training=training, resume=base)
+    (result,) = lab.train([third], 2)
 
     used: dict[int, list[int]] = {}
     for job in (first, second, third):

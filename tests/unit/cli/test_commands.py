@@ -240,18 +240,27 @@ def test_down_and_up_leave_a_control_plane_elsewhere_alone(octad: Octad, stand_i
     assert stand_in.requests == []
 
 
-def test_output_of_any_encoding(stand_in: StandIn, conftest: Any) -> None:
+@pytest.mark.parametrize(
+    ("encoding", "arguments"),
+    [
+        ("ascii", ["run", "mine"]),
+        pytest.param("cp1252", ["runs"], marks=pytest.mark.long),
+        pytest.param("utf-8", ["runs", "--json"], marks=pytest.mark.long),
+        pytest.param("ascii", ["runs", "--json"], marks=pytest.mark.long),
+    ],
+)
+def test_output_of_any_encoding(
+    stand_in: StandIn, conftest: Any, encoding: str, arguments: list[str]
+) -> None:
     stand_in.views["mine"] = [
         conftest.run_view("mine", "running", conftest.stage("a"), title="李明 █ 🚀")
     ]
-    for encoding in ("ascii", "cp1252", "utf-8"):
-        env = {**os.environ, "PYTHONIOENCODING": encoding}
-        for arguments in (["runs"], ["runs", "--json"], ["run", "mine"]):
-            code = "from octad.cli.main import main; raise SystemExit(main())"
-            done = subprocess.run(
-                [sys.executable, "-c", code, *arguments], env=env, capture_output=True, check=False
-            )
-            assert done.returncode == 0, done.stderr
+    env = {**os.environ, "PYTHONIOENCODING": encoding}
+    code = "from octad.cli.main import main; raise SystemExit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=env, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_terminal_gets_a_live_view(stand_in: StandIn, conftest: Any) -> None:
