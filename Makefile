@@ -13,7 +13,7 @@ BIN    := $(VENV)/bin
 PINS   := $(shell { cat constraints.txt; sed -n '/^\[build-system\]/,/^\[tool/p' pyproject.toml; } | cksum | tr -d ' ')
 READY  := $(VENV)/.pins-$(PINS)
 
-.PHONY: setup demo test test-clusters test-others test-long test-long-clusters test-long-others test-gpu check bench bench-gpu pictures
+.PHONY: setup demo test test-clusters test-others test-long test-gpu check bench bench-gpu pictures
 
 setup: $(READY)
 
@@ -40,12 +40,7 @@ test-others:
 	$(BIN)/pytest -m 'not ray and not long' --numprocesses 3 --dist loadfile
 
 test-long: $(READY)
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=line test-long-clusters test-long-others
-
-test-long-clusters:
 	$(BIN)/pytest tests/integration -m 'ray and long'
-
-test-long-others:
 	$(BIN)/pytest -m 'long and not ray' --numprocesses 2 --dist loadfile
 
 check: $(READY)

@@ -79,12 +79,9 @@ CASES = {
     "zero2 2": case("llama-tied", dp_shard=2, zero=2),
     "zero2 4": case("gpt", dp_shard=4, zero=2),
     "zero3 2": case("llama", dp_shard=2, zero=3),
-    "zero3 4": case("gpt-tied", dp_shard=4, zero=3),
-    "hsdp zero1": case("llama", dp_replicate=2, dp_shard=2, zero=1),
     "hsdp zero3": case("gpt", dp_replicate=2, dp_shard=2, zero=3),
     "tp 2": case("llama", tp=2, micro_batches=1),
     "tp 4": case("gpt", tp=4, micro_batches=1),
-    "zero1 x tp": case("gpt", dp_shard=2, tp=2, zero=1, micro_batches=1),
     "zero3 x tp": case("llama-tied", dp_shard=2, tp=2, zero=3),
     "hsdp x tp": case("llama", dp_replicate=2, dp_shard=2, tp=2, zero=2, micro_batches=1),
     "pp 2": case("gpt-tied", pp=2, micro_batches=4),
@@ -92,7 +89,6 @@ CASES = {
     "interleaved": case("llama-deep", pp=2, pp_schedule=INTERLEAVED),
     "zero bubble": case("gpt-deep", pp=2, pp_schedule=ZERO_BUBBLE, micro_batches=4),
     "pp x tp": case("gpt-tied", pp=2, tp=2),
-    "zero bubble x tp": case("llama-deep", pp=2, pp_schedule=ZERO_BUBBLE, tp=2),
     "pp x zero2": case("llama-tied", pp=2, dp_shard=2, zero=2),
     "interleaved x zero3": case(
         "llama-deep", pp=2, pp_schedule=INTERLEAVED, dp_shard=2, zero=3, micro_batches=4
@@ -100,7 +96,6 @@ CASES = {
     "zero bubble x zero2": case(
         "llama-deep", pp=2, pp_schedule=ZERO_BUBBLE, dp_shard=2, zero=2, micro_batches=4
     ),
-    "pp x ddp": case("gpt", pp=2, dp_replicate=2),
     "pp x zero3 x tp": case("llama-tied", pp=2, dp_shard=2, tp=2, zero=3),
 }
 # (A, B): trained on A, stopped after step 7, and gone on with on B.
@@ -116,7 +111,6 @@ PAIRS = [
     ("hsdp x tp", "zero3 2"),
     ("zero1 2", "zero2 4"),
     ("zero2 4", "zero1 2"),
-    ("zero1 x tp", "tp 4"),
     ("tp 4", "zero1 2"),
     ("hsdp zero3", "zero1 2"),
     ("zero bubble", "zero bubble"),

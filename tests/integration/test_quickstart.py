@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(540)]
 MAIN = "from octad.cli.main import main; raise SystemExit(main())"
 STEPS = 24
 SMALL = [
+    "pretrain.cards=2",
     f"pretrain.steps={STEPS}",
     "pretrain.checkpoint_every=6",
     "finetune.steps=20",
@@ -161,7 +162,7 @@ def test_the_run_goes_on_and_nothing_runs_twice(octad: Octad, killed: str) -> No
 def test_a_run_says_everything_about_its_stages(octad: Octad, killed: str) -> None:
     stages = octad.json("run", killed)["stages"]
     placed = {s["name"]: (s["kind"], s["cluster"], s["cards"]) for s in stages}
-    assert placed["pretrain"] == ("pretrain", "alpha", 4)
+    assert placed["pretrain"] == ("pretrain", "alpha", 2)
     assert placed["finetune"] == ("finetune", "beta", 2)
     assert placed["validate"][2] == 1
     for stage in stages:
@@ -177,7 +178,7 @@ def test_a_run_says_everything_about_its_stages(octad: Octad, killed: str) -> No
     assert layout == {
         "pp": 1,
         "dp_replicate": 1,
-        "dp_shard": 2,
+        "dp_shard": 1,
         "cp": 1,
         "tp": 2,
         "zero": 2,

@@ -28,6 +28,7 @@ STAGE = StageSpec(
 )
 
 
+@pytest.mark.long
 def test_attempts_on_four_two_and_one_card_learn_as_one_does(lab: Lab) -> None:
     """Each attempt goes on from a checkpoint in the midst of the one before. What that one did
     after it does not count, so it may as well have been stopped there.

@@ -57,6 +57,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_saved_by_four_ranks_is_read_by_two_and_by_one(four: Path) -> None:
     store, tmp_path = StoreSpec(url=(four / "store").as_uri()), four
     manifest = lineage.verify(ObjectStore(store), KEYS.attempt(1).checkpoint(3))
@@ -78,6 +79,7 @@ def test_saved_by_four_ranks_is_read_by_two_and_by_one(four: Path) -> None:
                 assert is_same, f"{scenario}: {name}"
 
 
+@pytest.mark.long
 def test_any_flipped_byte_of_any_rank_is_found(four: Path) -> None:
     store = StoreSpec(url=(four / "store").as_uri())
     objects, folder = ObjectStore(store), KEYS.attempt(1).checkpoint(3)
