@@ -6,8 +6,9 @@ al., NSDI 2011, section 4.3). A team below its quota goes before every team that
 
 Age counts against the length of the work, where that is known: of two stages that came together the
 short one goes first, and nothing is passed over for ever, because its age grows while that of what
-comes later begins at nothing (the response ratio of Brinch Hansen, 1971). Of work whose length
-nobody knows the older goes first.
+comes later is small (after the response ratio of Brinch Hansen, 1971, with a head start for all, so
+that of those that have just come the short ones go first too). Of work whose length nobody knows
+the older goes first.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from octad.scheduler.snapshot import RANKS, Snapshot, Team, Waiting
 # What counts as the length of work that nobody knows, and the least that counts.
 _TYPICAL_S = 3600.0
 _LEAST_S = 60.0
+_HEAD_START_S = 600.0
 
 
 @dataclass(slots=True, eq=False)
@@ -173,6 +175,6 @@ def by_age(stages: Sequence[Waiting], now_s: float) -> list[Waiting]:
         length_s = stage.estimate_s
         length_s = _TYPICAL_S if length_s is None else max(length_s, _LEAST_S)
         age_s = now_s - stage.queued_at_s
-        keyed.append((age_s / length_s, -stage.queued_at_s, -stage.key, stage))
+        keyed.append(((age_s + _HEAD_START_S) / length_s, -stage.queued_at_s, -stage.key, stage))
     keyed.sort()
     return [entry[3] for entry in keyed]

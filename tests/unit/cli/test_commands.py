@@ -28,6 +28,11 @@ OPTIONS = {
     "logs": {"run", "stage", "-f", "--follow", "--attempt", "--after", "--json"},
     "cancel": {"run", "--json"},
     "resume": {"run", "--from", "--code", "-f", "--follow", "--json"},
+    "queue": {"--json"},
+    "simulate": {
+        "--trace", "--nodes", "--generate", "--seed", "--load", "--machines", "--estimates",
+        "--team", "--policy", "--plots", "--json",
+    },
     "fleet": {"--json"},
     "doctor": {"--json"},
     "ui": {"run", "--print", "--json"},
