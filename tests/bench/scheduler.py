@@ -30,7 +30,7 @@ SIZES = ((1,), (1,), (2,), (4,), (8,), (8,), (16,), (32,), (64,), (2, 4, 8), (8,
 
 def a_cluster(number: int, taken: float, rng: random.Random) -> Cluster:
     """A cluster with a share of its cards taken, by jobs of 1 to 8 cards."""
-    nodes, jobs = [], []
+    nodes, jobs = list[Node](), list[Job]()
     for n in range(NUM_NODES):
         team = rng.choice(TEAMS).name
         free = 8

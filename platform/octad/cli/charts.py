@@ -50,11 +50,10 @@ def draw(results: Mapping[str, Result], cards: int, folder: Path) -> list[Path]:
 def _pyplot() -> Any:
     try:
         import matplotlib as mpl
+        from matplotlib import pyplot as plt
     except ImportError:
         raise ConfigError(
             "matplotlib is not installed", where="--plots", hint="pip install 'octad[server]'"
         ) from None
     mpl.use("svg")
-    from matplotlib import pyplot
-
-    return pyplot
+    return plt

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from octad.cli.charts import draw
 from octad.cli.options import AsJson
 from octad.cli.output import emit, number, say, table
 from octad.errors import ConfigError
@@ -27,7 +28,8 @@ _MOST_BYTES = 1 << 30
 
 def command(
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="Tasks, as CSV of the openb form.")
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="Tasks, as CSV of the openb form."),
     ] = None,
     nodes: Annotated[
         Path | None,
@@ -80,10 +82,7 @@ def command(
         say(f"{name} …")
         results[name] = simulate(work, known[name])
     if plots is not None:
-        # matplotlib takes a second to import, and is there with the extra `server` only.
-        from octad.cli import charts
-
-        for path in charts.draw(results, work.cards, plots):
+        for path in draw(results, work.cards, plots):
             say(str(path))
     if as_json:
         emit({"trace": _facts(work), "policies": {n: r.plain() for n, r in results.items()}})

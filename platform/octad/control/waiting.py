@@ -57,9 +57,7 @@ class WaitingStages:
             runs = load_runs(session, is_open, has_spec=False)
         stages = {s.id: s for run in runs for s in run.stages if s.state is StageState.QUEUED}
         decided = self.decide(list(stages.values()))
-        shown = []
-        for start in decided.starts:
-            shown.append(_shown(stages[start.key], reason="starts now"))
+        shown = [_shown(stages[start.key], reason="starts now") for start in decided.starts]
         for wait in decided.waits:
             at_s = wait.starts_at_s
             shown.append(
@@ -112,7 +110,7 @@ def _ends_at_s(progress: dict[str, Any] | None, now_s: float) -> float | None:
     step_s = progress.get("metrics", {}).get("step_time_s")
     if left <= 0 or not isinstance(step_s, int | float):
         return None
-    return now_s + left * step_s
+    return now_s + float(left * step_s)
 
 
 def _queued_at_ms(stage: Stage) -> int:
@@ -135,7 +133,7 @@ def _waiting(stage: Stage, now_ms: int) -> Waiting:
     )
 
 
-def _shown(  # noqa: PLR0913  one line has this many columns
+def _shown(
     stage: Stage,
     *,
     reason: str,

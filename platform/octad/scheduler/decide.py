@@ -54,6 +54,7 @@ class _Round:
         self.reservations: list[Reservation] = []
         self.waiters: dict[str, list[Waiting]] = {}
         self.said: dict[int, str] = {}
+        self.helped: dict[int, str] = {}
         self.reserved_s: dict[int, float | None] = {}
         self.tries: dict[str, int] = {}
         self.latest_s = -FOREVER
@@ -137,9 +138,7 @@ class _Round:
         self.tries[stage.team] = tries + 1
         until_s = FOREVER if stage.estimate_s is None else self.now_s + stage.estimate_s
         for cards in sizes:
-            found = shape.board.fit_before(
-                stage.team, cards, until_s, spans=stage.spans_nodes
-            )
+            found = shape.board.fit_before(stage.team, cards, until_s, spans=stage.spans_nodes)
             if found is not None:
                 self._take(stage, *found, cards)
                 return True
@@ -222,6 +221,11 @@ class _Round:
         self.has_spare |= place.has_spare
         at_s = None if plan.at_s == FOREVER else plan.at_s
         self.reserved_s[stage.key] = at_s
+        now = place.usable(stage.team, [number for number, _ in plan.nodes])
+        if 0 < now < stage.sizes[0]:
+            self.helped[stage.key] = (
+                f"with {now} {'card' if now == 1 else 'cards'} it could start now"
+            )
         self.reservations.append(Reservation(stage.key, place.spec.name, at_s, plan.nodes))
 
     # --- what those hear that wait ------------------------------------------------------------
@@ -241,7 +245,9 @@ class _Round:
                 if kept_s is not None:
                     starts_s, unknown = kept_s, ""
             reason = self.said.get(stage.key, shape.reason)
-            waits.append(Wait(stage.key, reason, starts_s, unknown, shape.helps))
+            helps = self.helped.get(stage.key)
+            helps = shape.helps if helps is None else "; ".join(filter(None, (helps, shape.helps)))
+            waits.append(Wait(stage.key, reason, starts_s, unknown, helps))
         return tuple(waits)
 
     def _in_order(self) -> list[Waiting]:

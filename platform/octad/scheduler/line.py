@@ -17,7 +17,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from octad.scheduler.snapshot import RANKS, Snapshot, Team, Waiting
+from octad.scheduler.snapshot import RANKS, Priority, Snapshot, Team, Waiting
 
 # What counts as the length of work that nobody knows, and the least that counts.
 _TYPICAL_S = 3600.0
@@ -146,7 +146,7 @@ class Line:
         return stages
 
     def _queue(self, waiting: Iterable[Waiting], now_s: float) -> None:
-        sorted_into: dict[tuple[str, str, str], list[Waiting]] = {}
+        sorted_into: dict[tuple[str, Priority, str], list[Waiting]] = {}
         for stage in waiting:
             key = (stage.team, stage.priority, stage.member)
             stages = sorted_into.get(key)

@@ -12,14 +12,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from octad.scheduler.traces import Task, Trace
-
-if TYPE_CHECKING:
-    from octad.scheduler.simulator import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +107,11 @@ class Meter:
         self.num_waiting = 0
         self.timeline: list[tuple[float, int, int]] = []
 
-    def sizes(self, groups: Sequence[Group]) -> None:
-        """All nodes are free."""
-        for group in groups:
-            for cards in group.sizes:
-                self.free += cards
-                self.unusable += cards * self.too_large[cards]
+    def sizes(self, nodes: Iterable[int]) -> None:
+        """All nodes are free: so many cards on each."""
+        for cards in nodes:
+            self.free += cards
+            self.unusable += cards * self.too_large[cards]
 
     def pass_to(self, now_s: float, num_waiting: int = 0) -> None:
         """Time goes on; until then nothing has changed."""

@@ -175,9 +175,7 @@ class Place:
     ) -> Cards | None:
         """As `fit`, on nodes that are kept for a stage, without delaying it.
 
-        Args:
-            until_s: When the cards are free again; None asks whether they would do if they were
-                not kept.
+        They must be free again at `until_s`; None asks whether they would do if they were not kept.
         """
         if cards > self.num_free or not self.admits(team):
             return None
@@ -263,7 +261,9 @@ class Place:
         """
         if self._ending is None:
             held = [(job.nodes, end_of(job, now_s)) for job in self.spec.jobs] + self._started
-            self._ending = sorted([(end_s, n, cards) for nodes, end_s in held for n, cards in nodes])
+            self._ending = sorted(
+                [(end_s, n, cards) for nodes, end_s in held for n, cards in nodes]
+            )
         return self._ending
 
     def when(
@@ -296,9 +296,7 @@ class Place:
                 return end_s, ((number, cards),)
         return None
 
-    def _when_whole(
-        self, cards: int, now_s: float, before_s: float
-    ) -> tuple[float, Cards] | None:
+    def _when_whole(self, cards: int, now_s: float, before_s: float) -> tuple[float, Cards] | None:
         freed: dict[int, int] = {}
         total, nodes = self.whole_cards, list[tuple[int, int]]()
         for end_s, number, more in self.ending(now_s):
@@ -337,6 +335,14 @@ class Place:
         nearest = sorted((size - self.free[n], n, size) for size, n in sizes)
         nodes = _cut(cards, [(n, size) for _, n, size in nearest])
         return sum(lacks for lacks, _, _ in nearest[: len(nodes)]), nodes
+
+    def usable(self, team: str, numbers: list[int]) -> int:
+        """The most cards of some nodes that a stage of a team could have now."""
+        if not self.admits(team):
+            return 0
+        whole = [self.free[n] for n in numbers if self.free[n] == self.spec.nodes[n].cards]
+        parts = [self.free[n] for n in numbers if self.is_open(n, team)]
+        return max(sum(whole), max(parts, default=0))
 
     def free_at(self, number: int, at_s: float, now_s: float) -> int:
         """Cards of a node that are free at a time, if nothing more is started."""

@@ -7,7 +7,7 @@ after it says how a node is chosen among those with enough free cards.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from octad.scheduler.decide import decide
@@ -30,9 +30,11 @@ class Octad:
         can_preempt: Whether work makes room for a team's own share; all of it can.
     """
 
-    def __init__(self, trace: Trace, teams: Sequence[Team] = (), *, can_preempt: bool = False) -> None:
+    def __init__(
+        self, trace: Trace, teams: Sequence[Team] = (), *, can_preempt: bool = False
+    ) -> None:
         self._teams = tuple(teams)
-        self._can_preempt = can_preempt
+        self.can_preempt = can_preempt
         self._clusters: list[Cluster] = []
         self._nodes: list[list[Node]] = []
         self._jobs: list[dict[int, Job]] = []
@@ -43,11 +45,13 @@ class Octad:
         """What starts now, and what makes room."""
         self._catch_up(state)
         clusters = tuple(
-            Cluster(g.name, "up", CardSpec(kind="gpu", name=g.name), tuple(nodes), tuple(jobs.values()))
+            Cluster(
+                g.name, "up", CardSpec(kind="gpu", name=g.name), tuple(nodes), tuple(jobs.values())
+            )
             for g, nodes, jobs in zip(state.groups, self._nodes, self._jobs, strict=True)
         )
         waiting = tuple(self._stage(task, state) for task in state.queue.values())
-        snapshot = Snapshot(clusters, waiting, self._teams, can_preempt=self._can_preempt)
+        snapshot = Snapshot(clusters, waiting, self._teams, can_preempt=self.can_preempt)
         decided = decide(snapshot, state.now_s)
         index = {g.name: i for i, g in enumerate(state.groups)}
         begins = [Begin(s.key, index[s.cluster], s.nodes) for s in decided.starts]
@@ -86,7 +90,7 @@ class Octad:
             running.nodes,
             started_at_s=running.started_s,
             ends_at_s=None if known is None else running.started_s + known,
-            is_preemptible=self._can_preempt,
+            is_preemptible=self.can_preempt,
         )
 
     def _stage(self, task: Task, state: State) -> Waiting:
@@ -133,9 +137,7 @@ class Free:
     def fit(self, task: Task, choose: Choose) -> tuple[int, Cards] | None:
         """Nodes for a task; None if there are none."""
         if task.spans_nodes:
-            wide = [
-                c for c, g in enumerate(self.state.groups) if max(g.sizes) < task.cards
-            ]
+            wide = [c for c, g in enumerate(self.state.groups) if max(g.sizes) < task.cards]
             for cluster in wide:
                 found = self._whole(cluster, task.cards)
                 if found is not None:
@@ -164,16 +166,26 @@ class Free:
             self.free[cluster][number] -= cards
 
 
+class Simple:
+    """A policy that is one function of what there is."""
+
+    can_preempt = False
+
+    def __init__(self, begins: Callable[[State], list[Begin]]) -> None:
+        self._begins = begins
+
+    def __call__(self, state: State) -> tuple[Sequence[Begin], Sequence[int]]:
+        """What starts now."""
+        return self._begins(state), ()
+
+
 def _fifo(choose: Choose) -> Policy:
-    def policy(state: State) -> tuple[Sequence[Begin], Sequence[int]]:
-        return _in_order(state, state.queue.values(), choose, skips=False), ()
-
-    return policy
+    return Simple(lambda state: _in_order(state, state.queue.values(), choose, skips=False))
 
 
-def _in_order(state: State, tasks: object, choose: Choose, *, skips: bool) -> list[Begin]:
+def _in_order(state: State, tasks: Iterable[Task], choose: Choose, *, skips: bool) -> list[Begin]:
     free, begins, blocked = Free(state), list[Begin](), set[tuple[int, bool]]()
-    for task in tasks:  # type: ignore[attr-defined]
+    for task in tasks:
         kind = (task.cards, task.spans_nodes)
         found = None if kind in blocked else free.fit(task, choose)
         if found is None:
@@ -186,36 +198,32 @@ def _in_order(state: State, tasks: object, choose: Choose, *, skips: bool) -> li
     return begins
 
 
-def _shortest_first(state: State) -> tuple[Sequence[Begin], Sequence[int]]:
+def _shortest_first(state: State) -> list[Begin]:
     """Whatever is believed to be shorter goes first, and what does not fit is passed over."""
     ordered = sorted(
         state.queue.values(),
         key=lambda t: (FOREVER if t.estimate_s is None else t.estimate_s, t.arrives_s, t.key),
     )
-    return _in_order(state, ordered, _best, skips=True), ()
+    return _in_order(state, ordered, _best, skips=True)
 
 
-def _easy(state: State) -> tuple[Sequence[Begin], Sequence[int]]:
+def _easy(state: State) -> list[Begin]:
     """EASY back-fill (Lifka, 1995): only the first in line has a reservation; what comes later may
     start if that is not delayed.
     """
     free, begins = Free(state), list[Begin]()
     started: list[tuple[int, Cards, float]] = []
     kept: tuple[float, int, dict[int, int]] | None = None
-    blocked: set[tuple[int, bool]] = set()
     for task in state.queue.values():
         length_s = FOREVER if task.estimate_s is None else task.estimate_s
-        kind = (task.cards, task.spans_nodes)
         if kept is None:
             found = free.fit(task, _best)
             if found is None:
                 kept = _shadow(state, free, task, started)
                 continue
         else:
-            found = None if kind in blocked else _beside(free, task, kept, state.now_s + length_s)
+            found = _beside(free, task, kept, state.now_s + length_s)
             if found is None:
-                if length_s == FOREVER or state.now_s + length_s > kept[0]:
-                    blocked.add(kind) if length_s == FOREVER else None
                 continue
             if found[0] == kept[1] and state.now_s + length_s > kept[0]:
                 for number, cards in found[1]:
@@ -224,16 +232,16 @@ def _easy(state: State) -> tuple[Sequence[Begin], Sequence[int]]:
         free.take(*found)
         started.append((*found, state.now_s + length_s))
         begins.append(Begin(task.key, *found))
-    return begins, ()
+    return begins
 
 
 def _shadow(
     state: State, free: Free, task: Task, started: list[tuple[int, Cards, float]]
 ) -> tuple[float, int, dict[int, int]]:
     """When and where the first in line fits: (time, cluster, node to cards to spare there)."""
-    ends = [
-        (_believed_end(r, state.now_s), r.cluster, r.nodes) for r in state.running.values()
-    ] + [(end_s, cluster, nodes) for cluster, nodes, end_s in started]
+    ends = [(_believed_end(r, state.now_s), r.cluster, r.nodes) for r in state.running.values()] + [
+        (end_s, cluster, nodes) for cluster, nodes, end_s in started
+    ]
     later = Free(state)
     later.free = [list(cards) for cards in free.free]
     for end_s, cluster, nodes in sorted(ends):
@@ -269,13 +277,13 @@ def _beside(
 
 def policies(trace: Trace, teams: Sequence[Team], seed: int) -> dict[str, Policy]:
     """All of them by name; octad's first."""
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311  no secret
     return {
         "octad": Octad(trace, teams),
         "fifo-best-fit": _fifo(_best),
         "fifo-first-fit": _fifo(_first),
         "fifo-worst-fit": _fifo(_worst),
         "fifo-random": _fifo(rng.choice),
-        "shortest-first": _shortest_first,
-        "easy-backfill": _easy,
+        "shortest-first": Simple(_shortest_first),
+        "easy-backfill": Simple(_easy),
     }

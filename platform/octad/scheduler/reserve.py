@@ -17,9 +17,7 @@ class Plan(NamedTuple):
     nodes: Cards
 
 
-def earliest(
-    stage: Waiting, places: Sequence[Place], now_s: float, cards: int
-) -> Plan | None:
+def earliest(stage: Waiting, places: Sequence[Place], now_s: float, cards: int) -> Plan | None:
     """Where so many cards for a stage are free first; None where only kept nodes would do.
 
     Where nobody can tell, it is the place of which most is free already: what frees there is kept,

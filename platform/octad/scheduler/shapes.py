@@ -146,8 +146,9 @@ class Shapes:
         if anywhere is not None:
             found = anywhere.board.fit(stage.team, stage.sizes[0], spans=stage.spans_nodes)
             if found is not None:
-                told.append(f"if it may leave {stage.cluster}, it could start now on "
-                            f"{found[0].spec.name}")
+                told.append(
+                    f"if it may leave {stage.cluster}, it could start now on {found[0].spec.name}"
+                )
         down = [c.name for c in shape.choice.able if c.state == "down"]
         if down:
             told.append(f"`octad up` starts {', '.join(down[:_MOST_SHOWN])}")
@@ -243,5 +244,3 @@ def _free_on(place: Place, stage: Waiting) -> str:
         is_ours = all(t in {None, stage.team} for t in place.teams)
         scattered = f" but not on {kind}" + ("" if is_ours else " that its team may use")
     return f"{place.spec.name} has {place.num_free} free{scattered}{held}"
-
-

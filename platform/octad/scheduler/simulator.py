@@ -72,9 +72,16 @@ class State:
 
 
 class Policy(Protocol):
-    """Says what starts now, and what makes room."""
+    """Says what starts now, and what makes room.
 
-    def __call__(self, state: State) -> tuple[Sequence[Begin], Sequence[int]]: ...
+    Attributes:
+        can_preempt: Whether anything ever makes room.
+    """
+
+    can_preempt: bool
+
+    def __call__(self, state: State) -> tuple[Sequence[Begin], Sequence[int]]:
+        """What starts, and the keys of what makes room."""
 
 
 def groups_of(machines: Iterable[Machine]) -> list[Group]:
@@ -112,7 +119,7 @@ class _Run:
         self.ends: list[tuple[float, int, Running]] = []
         last_s = self.arrivals[0].arrives_s
         self.meter = Meter(trace, self.arrivals[-1].arrives_s, last_s)
-        self.meter.sizes(self.state.groups)
+        self.meter.sizes(machine.cards for machine in trace.machines)
 
     def result(self) -> Result:
         num_ended = 0
@@ -125,8 +132,10 @@ class _Run:
             num_ended += ended
             if self.on_progress is not None and ended and not num_ended % 100:
                 self.on_progress(num_ended)
-            if self.state.queue and (ended or (has_news and self.state.num_free)):
-                self._act()
+            has_room = self.state.num_free > 0 or self.policy.can_preempt
+            if self.state.queue and (ended or (has_news and has_room)):
+                while self._act():
+                    pass
         assert not self.state.queue, "a policy left tasks waiting for ever"
         return self.meter.result()
 
@@ -152,7 +161,8 @@ class _Run:
                 ended += 1
         return ended
 
-    def _act(self) -> None:
+    def _act(self) -> bool:
+        """Do what the policy says; whether something made room, so that it has more to say."""
         state = self.state
         begins, preempted = self.policy(state)
         for key in preempted:
@@ -166,6 +176,7 @@ class _Run:
             state.queue[key] = running.task
         for begin in begins:
             self._begin(begin)
+        return bool(preempted)
 
     def _begin(self, begin: Begin) -> None:
         state = self.state

@@ -100,7 +100,7 @@ class Trace:
         ordered = sorted(self.machines, key=lambda m: (m.model, m.cards, m.name))
         step = len(ordered) / number
         kept = tuple(ordered[int((i + 0.5) * step)] for i in range(number))
-        return replace(self, machines=kept)._fitting()
+        return replace(self, machines=kept).fitting()
 
     def with_load(self, load: float) -> Trace:
         """With arrivals closer together, or further apart, so that the load is as asked for; how
@@ -126,10 +126,8 @@ class Trace:
             ConfigError: Another kind.
         """
         if kind not in {"exact", "rough", "none"}:
-            raise ConfigError(
-                f"must be exact, rough or none, not {kind!r}", where="--estimates"
-            )
-        rng = random.Random(seed)
+            raise ConfigError(f"must be exact, rough or none, not {kind!r}", where="--estimates")
+        rng = random.Random(seed)  # noqa: S311  no secret
         believed: list[Task] = []
         for task in self.tasks:
             factor = rng.lognormvariate(0, math.log(2)) if kind == "rough" else 1.0
@@ -137,7 +135,7 @@ class Trace:
             believed.append(replace(task, estimate_s=estimate_s))
         return replace(self, tasks=tuple(believed))
 
-    def _fitting(self) -> Trace:
+    def fitting(self) -> Trace:
         """Without the tasks that no machine could hold."""
         largest = max(machine.cards for machine in self.machines)
         kept = tuple(t for t in self.tasks if t.spans_nodes or t.cards <= largest)
@@ -155,7 +153,8 @@ def read_trace(tasks: bytes, machines: bytes, names: tuple[str, str]) -> Trace:
     """A trace out of the content of its two files.
 
     Args:
-        tasks, machines: As they lie on disk.
+        tasks: The one as it lies on disk.
+        machines: The other.
         names: Of the two, for messages.
 
     Raises:
@@ -183,7 +182,9 @@ def read_trace(tasks: bytes, machines: bytes, names: tuple[str, str]) -> Trace:
         team = row.get("team") or "default"
         found.append(Task(len(found), arrives_s, max(ends_s - begins_s, 1.0), cards, team))
     nodes = [
-        Machine(row["sn"], _whole(row, "gpu", f"{names[1]} line {line}", most=_MOST_CARDS), row["model"])
+        Machine(
+            row["sn"], _whole(row, "gpu", f"{names[1]} line {line}", most=_MOST_CARDS), row["model"]
+        )
         for line, row in _rows(machines, names[1], _NODE_COLUMNS)
     ]
     nodes = [node for node in nodes if node.cards]
@@ -192,12 +193,10 @@ def read_trace(tasks: bytes, machines: bytes, names: tuple[str, str]) -> Trace:
     if not nodes:
         raise DataError("no node with cards", where=names[1])
     trace = Trace(tuple(found), tuple(nodes), tuple(sorted(unused.items())))
-    return trace._fitting()
+    return trace.fitting()
 
 
-def _rows(
-    data: bytes, name: str, columns: Sequence[str]
-) -> Iterator[tuple[int, dict[str, str]]]:
+def _rows(data: bytes, name: str, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -222,7 +221,7 @@ def _rows(
                 )
             yield reader.line_num, row
     except csv.Error as error:
-        raise DataError(f"not CSV: {error}", where=f"{name} line {reader.line_num}") from None
+        raise DataError(f"not CSV: {error}", where=f"{name} after line {reader.line_num}") from None
 
 
 def _number(row: dict[str, str], column: str, where: str) -> float:
@@ -254,7 +253,9 @@ def _mixed(rng: random.Random) -> Trace:
     two kinds: Poisson arrivals, lengths log-normal with a median of ten minutes, load 0.9.
     """
     machines = tuple(
-        Machine(f"{model}-{n}", CARDS_PER_NODE, model) for model in ("A100", "H100") for n in range(8)
+        Machine(f"{model}-{n}", CARDS_PER_NODE, model)
+        for model in ("A100", "H100")
+        for n in range(8)
     )
     tasks: list[Task] = []
     arrives_s = 0.0
@@ -273,7 +274,7 @@ def _gangs(rng: random.Random) -> Trace:
     two nodes every two hours.
     """
     machines = tuple(Machine(f"n{n}", CARDS_PER_NODE, "A100") for n in range(4))
-    tasks, arrives_s = [], 0.0
+    tasks, arrives_s = list[Task](), 0.0
     while arrives_s < 86_400:
         arrives_s += rng.expovariate(32 * 0.9 / 600)
         tasks.append(Task(len(tasks), arrives_s, rng.expovariate(1 / 600) + 1, 1, "small"))
@@ -297,4 +298,4 @@ def make_trace(name: str, seed: int) -> Trace:
             where="--generate",
             hint=f"there are: {', '.join(sorted(GENERATORS))}",
         )
-    return GENERATORS[name](random.Random(seed))
+    return GENERATORS[name](random.Random(seed))  # noqa: S311

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -44,8 +45,6 @@ def with_jobs(cluster: Cluster, *jobs: Job) -> Cluster:
     nodes = tuple(
         Node(node.id, node.cards, free[i], teams[i]) for i, node in enumerate(cluster.nodes)
     )
-    from dataclasses import replace
-
     return replace(cluster, nodes=nodes, jobs=(*cluster.jobs, *jobs))
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.scheduler.conftest import NOW_S, snapshots
 
 from octad.scheduler.decide import decide
 from octad.scheduler.decisions import Decisions, Reservation
 from octad.scheduler.snapshot import RANKS, Cluster, Snapshot, Waiting
-from tests.unit.scheduler.conftest import NOW_S, snapshots
 
 FOREVER = float("inf")
 
@@ -171,5 +171,3 @@ def test_everything_that_waits_is_told_why_and_until_when(snapshot: Snapshot) ->
         assert (wait.starts_at_s is None) is bool(wait.unknown)
         assert wait.starts_at_s is None or wait.starts_at_s >= NOW_S
         assert "\n" not in wait.reason + wait.helps
-
-
