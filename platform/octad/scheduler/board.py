@@ -96,12 +96,11 @@ class Tier:
 
     def _fit_many(self, cards: int) -> Found | None:
         """Whole nodes, where the fewest of them are left."""
-        best, least = None, 0
+        best, least = None, sys.maxsize
         for place in self.shared:
-            if place.max_node < cards <= place.num_free:
-                left = place.whole_cards - cards
-                if left >= 0 and (best is None or left < least):
-                    best, least = place, left
+            left = place.whole_cards - cards
+            if 0 <= left < least and place.max_node < cards:
+                best, least = place, left
         if best is None:
             return None
         nodes = best.fit("", cards)

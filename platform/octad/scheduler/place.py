@@ -159,16 +159,21 @@ class Place:
     def _fit_whole(self, cards: int) -> Cards | None:
         if self.whole_cards < cards:
             return None
-        return _cut(cards, [(n, self.free[n]) for n in self._whole_nodes()])
+        return _cut(cards, self._whole_nodes(cards))
 
-    def _whole_nodes(self) -> list[int]:
-        found = {
-            n
-            for size, nodes in self.whole.items()
-            for n in nodes
-            if self.free[n] == size and n not in self.holds
-        }
-        return sorted(found, key=lambda n: (-self.free[n], n))
+    def _whole_nodes(self, cards: int) -> list[tuple[int, int]]:
+        """Unused nodes that are not kept, the largest first, and how many cards each has; so many
+        as are enough, or all.
+        """
+        found, left = list[tuple[int, int]](), cards
+        for size in sorted(self.whole, reverse=True):
+            for number in reversed(self.whole[size]):
+                if self.free[number] == size and number not in self.holds:
+                    found.append((number, size))
+                    left -= size
+                    if left <= 0:
+                        return found
+        return found
 
     def fit_before(
         self, team: str, cards: int, until_s: float | None, *, spans: bool = True
@@ -190,10 +195,8 @@ class Place:
             for n in self.holds
             if self.free[n] == self.spec.nodes[n].cards and self._is_harmless(n, cards, until_s)
         ]
-        nodes = self._whole_nodes() + sorted(held)
-        if sum(self.free[n] for n in nodes) < cards:
-            return None
-        return _cut(cards, [(n, self.free[n]) for n in nodes])
+        nodes = self._whole_nodes(cards) + [(n, self.free[n]) for n in sorted(held)]
+        return None if sum(has for _, has in nodes) < cards else _cut(cards, nodes)
 
     def _fit_one_held(self, team: str, cards: int, until_s: float | None) -> Cards | None:
         best = None
@@ -309,8 +312,7 @@ class Place:
                 total += free
                 nodes.append((number, free))
                 if total >= cards:
-                    unused = [(n, self.free[n]) for n in self._whole_nodes()]
-                    return end_s, _cut(cards, unused + nodes)
+                    return end_s, _cut(cards, self._whole_nodes(cards) + nodes)
         return None
 
     def likely(self, team: str, cards: int, *, spans: bool = True) -> tuple[int, Cards] | None:

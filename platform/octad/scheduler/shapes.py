@@ -241,6 +241,6 @@ def _free_on(place: Place, stage: Waiting) -> str:
     scattered = ""
     if place.num_free >= stage.sizes[0]:
         kind = "one node" if stage.sizes[0] <= place.max_node else "whole nodes"
-        is_ours = all(t in {None, stage.team} for t in place.teams)
+        is_ours = {*place.teams} <= {None, stage.team}
         scattered = f" but not on {kind}" + ("" if is_ours else " that its team may use")
     return f"{place.spec.name} has {place.num_free} free{scattered}{held}"
