@@ -49,14 +49,27 @@ def _likely(stage: Waiting, places: Sequence[Place], cards: int) -> Plan | None:
 
 
 def holds(stage: Waiting, plan: Plan, now_s: float) -> dict[int, Hold]:
-    """What of each node the stage will need, and from when."""
+    """What of each node the stage will need, and from when.
+
+    Of a cluster that takes one team at a time, and is not this team's yet, every node: a single job
+    of another team would keep the stage away from all of them.
+    """
     place = plan.place
     at_s = None if plan.at_s == FOREVER else plan.at_s
     found = {}
+    is_closed = place.spec.isolation == "dedicated" and place.owner != stage.team
+    if is_closed:
+        others = [n for n, node in enumerate(place.spec.nodes) if node.cards]
+        found = {n: Hold(at_s, 0) for n in others if n not in place.holds}
     for number, cards in plan.nodes:
         spare = 0
         is_whole = cards == place.spec.nodes[number].cards or len(plan.nodes) > 1
-        if at_s is not None and not is_whole and place.is_open(number, stage.team):
+        if (
+            not is_closed
+            and at_s is not None
+            and not is_whole
+            and place.is_open(number, stage.team)
+        ):
             spare = max(0, place.free_at(number, at_s, now_s) - cards)
         found[number] = Hold(at_s, spare)
     return found

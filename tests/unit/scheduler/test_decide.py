@@ -326,3 +326,15 @@ def test_those_behind_are_told_when_what_is_ahead_will_be_done() -> None:
     waiting = [a_stage(n, 8, estimate_s=1000.0) for n in range(3)]
     waits = {w.key: w.starts_at_s for w in run([alpha], waiting).waits}
     assert waits == {0: NOW_S + 100, 1: NOW_S + 1100, 2: NOW_S + 2100}
+
+
+def test_a_dedicated_cluster_that_a_team_waits_for_is_not_taken_by_another_meanwhile() -> None:
+    alpha = replace(
+        with_jobs(a_cluster("alpha", 8, 8), a_job(9, (0, 4), team="red", ends_at_s=NOW_S + 100)),
+        isolation="dedicated",
+    )
+    late = a_stage(2, 1, team="red", estimate_s=500.0)
+    early = a_stage(3, 1, team="red", estimate_s=50.0)
+    decided = run([alpha], [a_stage(1, 1, team="blue"), late, early])
+    assert [(r.key, r.at_s) for r in decided.reservations] == [(1, NOW_S + 100)]
+    assert where(decided) == {3: ("alpha", 1)}
