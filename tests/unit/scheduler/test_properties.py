@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.scheduler.conftest import NOW_S, snapshots
 
@@ -14,6 +16,8 @@ from octad.scheduler.decisions import Decisions, Reservation
 from octad.scheduler.snapshot import RANKS, Cluster, Snapshot, Waiting
 
 FOREVER = float("inf")
+# A fleet and a line are large to draw; `test_the_same_with_many_more` draws more of them.
+fewer = settings(max_examples=40, deadline=None)
 
 
 def cluster_of(snapshot: Snapshot, name: str) -> Cluster:
@@ -28,6 +32,7 @@ def held_by_us(cluster: Cluster, number: int) -> int:
     return sum(cards for job in cluster.jobs for n, cards in job.nodes if n == number)
 
 
+@fewer
 @given(snapshot=snapshots())
 def test_every_stage_gets_one_answer_and_no_card_is_given_twice(snapshot: Snapshot) -> None:
     decided = decide(snapshot, NOW_S)
@@ -57,6 +62,7 @@ def test_every_stage_gets_one_answer_and_no_card_is_given_twice(snapshot: Snapsh
         assert cards <= cluster_of(snapshot, name).nodes[number].free
 
 
+@fewer
 @given(snapshot=snapshots())
 def test_a_node_has_one_team_and_a_dedicated_cluster_too(snapshot: Snapshot) -> None:
     decided = decide(snapshot, NOW_S)
@@ -78,6 +84,7 @@ def test_a_node_has_one_team_and_a_dedicated_cluster_too(snapshot: Snapshot) -> 
             assert len(on_cluster.get(cluster.name, ())) <= 1
 
 
+@fewer
 @given(snapshot=snapshots(), random=st.randoms())
 def test_the_same_facts_in_another_order_are_the_same_decision(
     snapshot: Snapshot, random: object
@@ -119,6 +126,7 @@ def free_at(cluster: Cluster, decided: Decisions, snapshot: Snapshot, kept: Rese
     return True
 
 
+@fewer
 @given(snapshot=snapshots())
 def test_no_reservation_is_delayed_by_what_starts_now(snapshot: Snapshot) -> None:
     decided = decide(snapshot, NOW_S)
@@ -134,6 +142,7 @@ def test_no_reservation_is_delayed_by_what_starts_now(snapshot: Snapshot) -> Non
             assert free_at(cluster, decided, snapshot, kept)
 
 
+@fewer
 @given(snapshot=snapshots())
 def test_quotas_and_limits_hold(snapshot: Snapshot) -> None:
     decided = decide(snapshot, NOW_S)
@@ -164,6 +173,7 @@ def test_quotas_and_limits_hold(snapshot: Snapshot) -> None:
             assert held[team.name] + gained[team.name] - lost[team.name] >= own
 
 
+@fewer
 @given(snapshot=snapshots())
 def test_everything_that_waits_is_told_why_and_until_when(snapshot: Snapshot) -> None:
     for wait in decide(snapshot, NOW_S).waits:
@@ -171,3 +181,18 @@ def test_everything_that_waits_is_told_why_and_until_when(snapshot: Snapshot) ->
         assert (wait.starts_at_s is None) is bool(wait.unknown)
         assert wait.starts_at_s is None or wait.starts_at_s >= NOW_S
         assert "\n" not in wait.reason + wait.helps
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "test",
+    [
+        test_every_stage_gets_one_answer_and_no_card_is_given_twice,
+        test_a_node_has_one_team_and_a_dedicated_cluster_too,
+        test_no_reservation_is_delayed_by_what_starts_now,
+        test_quotas_and_limits_hold,
+    ],
+)
+def test_the_same_with_many_more(test: Any) -> None:
+    again = given(snapshot=snapshots())(test.hypothesis.inner_test)
+    settings(max_examples=120, deadline=None)(again)()
