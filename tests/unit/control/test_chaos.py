@@ -157,9 +157,9 @@ class Chaos(RuleBasedStateMachine):
 
     @invariant()
     def cards_are_never_given_twice(self) -> None:
-        for cluster in self.world.reconciler.rooms():
-            for number, node in enumerate(cluster.nodes):
-                held = [cards for job in cluster.jobs for n, cards in job.nodes if n == number]
+        for room in self.world.reconciler.rooms():
+            for number, node in enumerate(room.nodes):
+                held = [cards for job in room.jobs for n, cards in job.nodes if n == number]
                 assert node.cards == node.free + sum(held)
 
     def teardown(self) -> None:
@@ -186,8 +186,8 @@ class Chaos(RuleBasedStateMachine):
                     result = StageKeys(run, stage.name).attempt(last).result
                     assert world.store.find(result) is not None
         world.tick(30, each_s=5.0)
-        for cluster in world.reconciler.rooms():
-            assert cluster.jobs == ()
+        for room in world.reconciler.rooms():
+            assert room.jobs == ()
         world.database.close()
         self.folder.cleanup()
 
