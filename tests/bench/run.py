@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-BENCHES = ["command_line", "first_step", "checkpoints", "loader", "step"]
+BENCHES = ["command_line", "first_step", "checkpoints", "loader", "step", "scheduler"]
 
 
 def main(names: list[str]) -> int:

@@ -117,6 +117,7 @@ class StandIn(ThreadingHTTPServer):
         self.is_store_down = False
         self.submitted: dict[str, Json] = {}
         self.resumed: list[Json] = []
+        self.queue: list[Json] = []
         self.fleet: list[Json] = [{"clusters": [], "tracker_url": "http://127.0.0.1:5000"}]
         self.refusal: OctadError | None = None
         self.losses = 0
@@ -184,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PUT = do_HEAD = _serve  # noqa: N815
 
-    def _route(self, parts: list[str], query: Json, body: bytes) -> Any:  # noqa: C901, PLR0911
+    def _route(self, parts: list[str], query: Json, body: bytes) -> Any:  # noqa: C901, PLR0911, PLR0912
         server = self.server
         match self.command, parts:
             case "GET", ["runs"]:
@@ -212,6 +213,8 @@ class _Handler(BaseHTTPRequestHandler):
                 assert hashlib.sha256(body).hexdigest() == digest
                 server.blobs[digest] = body
                 return {"digest": digest}
+            case "GET", ["queue"]:
+                return {"stages": server.queue}
             case "GET" | "POST", ["fleet", *_]:
                 return server.fleet.pop(0) if len(server.fleet) > 1 else server.fleet[0]
             case "GET", ["doctor"]:

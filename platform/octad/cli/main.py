@@ -27,11 +27,15 @@ COMMANDS = {
     "logs": "Show the logs of every attempt of a run.",
     "cancel": "Ask a run to end.",
     "resume": "Go on with a run that failed or was cancelled, under its id.",
+    "queue": "Show what waits, why, until when, and what would help.",
+    "simulate": "Run recorded work through the scheduler, beside simple policies.",
     "fleet": "Show clusters, nodes and cards.",
     "doctor": "Check this machine and the control plane.",
     "ui": "Open the tracker's page.",
     "server": "Run the control plane in the foreground.",
 }
+# Those whose module cannot have their name: it would hide one of the standard library.
+_MODULES = {"queue": "queued"}
 _BROKEN_PIPE = 141  # as a shell reports SIGPIPE
 _HELP = """Turns rented eight-card nodes into one training service.
 
@@ -86,7 +90,7 @@ def build(wanted: set[str]) -> typer.Typer:
     for name, summary in COMMANDS.items():
         function: Callable[..., Any] = _unused
         if name in wanted:
-            function = importlib.import_module(f"octad.cli.{name}").command
+            function = importlib.import_module(f"octad.cli.{_MODULES.get(name, name)}").command
         app.command(name, short_help=summary)(function)
     return app
 

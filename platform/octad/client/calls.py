@@ -9,6 +9,7 @@ from octad.client.logs import LogChunk, read_log
 from octad.client.wire import Wire
 from octad.spec.clusters import FleetView
 from octad.spec.frozen import Spec
+from octad.spec.queues import QueueView
 from octad.spec.runs import DoctorView, RunPage, RunResume, RunSubmission, RunView, ServerView
 
 _View = TypeVar("_View", bound=Spec)
@@ -59,6 +60,10 @@ class Client:
     def put_blob(self, digest: str, body: bytes | IO[bytes]) -> None:
         """Give the store some content; idempotent."""
         put_blob(self.wire, digest, body)
+
+    def queue(self) -> QueueView:
+        """What waits for cards, in its order, with reasons."""
+        return self._typed(QueueView, "GET", "/api/queue")
 
     def fleet(self) -> FleetView:
         """The clusters as last seen."""

@@ -18,7 +18,7 @@ from octad.spec.home import Home
 from octad.spec.names import checked_name
 from octad.spec.server import ServerSpec
 
-_COMMON = ("kind", "card")
+_COMMON = ("kind", "card", "isolation", "price_per_card_hour")
 
 
 @bounded()
@@ -78,9 +78,14 @@ def _cluster(name: str, raw: Any) -> ClusterSpec:
     if not isinstance(card, dict):
         raise ConfigError(f"must be a card, not {card!r}", where=f"{where}.card")
     own = {key: value for key, value in raw.items() if key not in _COMMON}
-    return ClusterSpec(
-        name=name,
-        kind=raw["kind"],
-        card=CardSpec.parse(card, where=f"{where}.card"),
-        settings=module.Settings.parse(own, where=where).plain(),
+    plain = {key: raw[key] for key in ("isolation", "price_per_card_hour") if key in raw}
+    return ClusterSpec.parse(
+        plain
+        | {
+            "name": name,
+            "kind": raw["kind"],
+            "card": CardSpec.parse(card, where=f"{where}.card").plain(),
+            "settings": module.Settings.parse(own, where=where).plain(),
+        },
+        where=where,
     )

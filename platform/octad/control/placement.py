@@ -1,26 +1,13 @@
-"""Which waiting stage goes where, and on how many cards. Pure.
-
-First come, first served: a stage that waits for cards of a cluster keeps those behind it from
-taking them, so that a large one is never starved by small ones.
-
-A stage with a range of sizes takes the largest that is free now. Only just after it was queued does
-it wait a moment for cards whose jobs have just ended: its own last attempt's, mostly.
-"""
+"""The fleet as the scheduler is shown it, and what this fleet could never hold. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from octad.errors import CapacityError
-from octad.spec.clusters import (
-    ABILITIES,
-    Ability,
-    CardSpec,
-    ClusterSpec,
-    ClusterState,
-    ClusterView,
-)
+from octad.scheduler.snapshot import Cluster, Job, Node, Priority
+from octad.spec.clusters import ABILITIES, Ability, ClusterSpec, ClusterView
 from octad.spec.frozen import nearest
 from octad.spec.layouts import CARDS_PER_NODE
 from octad.spec.stages import StageSpec
@@ -31,70 +18,22 @@ SETTLE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Cards that a job holds; `is_ending` if its attempt has ended, and they will be free soon."""
+    """Cards that a job holds.
+
+    Attributes:
+        key: Of its attempt.
+        is_ending: Its attempt has ended, and they will be free soon.
+        started_at_s, ends_at_s: Unix times; the end is an estimate, and None where nobody can tell.
+    """
 
     cards: int
     is_ending: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """A cluster as placement sees it.
-
-    Attributes:
-        card: What its nodes hold.
-        capacity: Cards it has, or would have when up; None if nobody knows yet.
-        free: Cards that nobody holds, by our books and by Ray's report.
-        soon: Cards that no attempt holds which goes on: those may be free in a moment.
-        holders: Who holds the others, for reasons.
-    """
-
-    name: str
-    state: ClusterState
-    reason: str
-    card: CardSpec
-    capacity: int | None
-    free: int
-    soon: int
-    holders: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A stage that waits for cards, in the order of asking.
-
-    Attributes:
-        sizes: Numbers of cards it can use, ascending; mostly one.
-        cluster: The only one it may go to.
-        asks: What the cards must be able to do.
-        is_fresh: It was queued a moment ago.
-    """
-
-    key: int
-    sizes: tuple[int, ...]
-    cluster: str | None = None
-    asks: Mapping[Ability, str] = field(default_factory=dict)
-    is_fresh: bool = False
-
-    @property
-    def wanted(self) -> str:
-        """What it asks for, in words."""
-        least = "at least " if len(self.sizes) > 1 else ""
-        return f"needs {least}{self.sizes[0]} cards"
-
-    def largest(self, cards: int) -> int:
-        """The most of `cards` that it can use; 0 if they are too few."""
-        return max((size for size in self.sizes if size <= cards), default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A decision: where a stage goes and on how many cards, or why it waits."""
-
-    key: int
-    cluster: str | None
-    cards: int = 0
-    reason: str = ""
+    key: int = 0
+    team: str = "default"
+    member: str = ""
+    priority: Priority = "normal"
+    started_at_s: float = 0.0
+    ends_at_s: float | None = None
 
 
 def capacity(spec: ClusterSpec, view: ClusterView | None) -> int | None:
@@ -104,68 +43,118 @@ def capacity(spec: ClusterSpec, view: ClusterView | None) -> int | None:
     return _asked(spec)
 
 
-def room(spec: ClusterSpec, view: ClusterView | None, held: Mapping[str, Held]) -> Room:
-    """A cluster with what is free on it.
+def cluster_of(spec: ClusterSpec, view: ClusterView | None, held: Mapping[str, Held]) -> Cluster:
+    """A cluster with its nodes and what is free on them.
+
+    Ray does not say on which node a job's cards are. It packs them, so the jobs are laid on the nodes
+    as tightly as they go, the largest first; and cards that Ray says are in use, but not by us, where
+    least is free.
 
     Args:
         spec: As asked for.
         view: As last seen.
         held: Cards by submission id, of all attempts whose jobs are not over.
     """
-    ours = sum(h.cards for h in held.values())
-    going = sum(h.cards for h in held.values() if not h.is_ending)
     seen = view or ClusterView(name=spec.name, kind=spec.kind, card=spec.card, state="down")
-    return Room(
+    ours = sum(h.cards for h in held.values())
+    # Ray's report is some seconds late, so neither number may be trusted to be the lower.
+    others = max(0, seen.cards - ours - seen.cards_free)
+    nodes = _Nodes([(n.id, n.cards) for n in seen.nodes if n.is_alive and n.cards], seen.cards)
+    jobs = [
+        Job(
+            key=h.key,
+            name=name,
+            team=h.team,
+            cards=h.cards,
+            nodes=nodes.lay(h.cards, h.team),
+            member=h.member,
+            priority=h.priority,
+            started_at_s=h.started_at_s,
+            ends_at_s=h.ends_at_s,
+            is_ending=h.is_ending,
+        )
+        for name, h in sorted(held.items(), key=lambda item: (-item[1].cards, item[0]))
+    ]
+    nodes.fill(others)
+    return Cluster(
         name=spec.name,
         state=seen.state,
-        reason=seen.reason,
         card=spec.card,
+        nodes=nodes.seen(),
+        jobs=tuple(jobs),
+        reason=seen.reason,
         capacity=capacity(spec, view),
-        # Ray's report is some seconds late, so neither number may be trusted to be the lower.
-        free=max(0, min(seen.cards - ours, seen.cards_free)),
-        soon=max(0, seen.cards - going),
-        holders=tuple(sorted(held)),
+        price_per_card_hour=spec.price_per_card_hour,
+        isolation=spec.isolation,
     )
 
 
-def place(waiting: Sequence[Waiting], rooms: Sequence[Room]) -> list[Placed]:
-    """Decide for each waiting stage, in order."""
-    free = {r.name: r.free for r in rooms}
-    soon = {r.name: r.soon for r in rooms}
-    kept: set[str] = set()
-    placed = []
-    for stage in waiting:
-        up = [r.name for r in _candidates(stage, rooms) if r.state == "up"]
-        open_to_it = [name for name in up if name not in kept]
-        best = max(open_to_it, key=lambda n: (stage.largest(free[n]), free[n]), default="")
-        size = stage.largest(free[best]) if best else 0
-        better = max((stage.largest(soon[name]) for name in open_to_it), default=0)
-        if size and not (stage.is_fresh and better > size):
-            free[best] -= size
-            soon[best] -= size
-            placed.append(Placed(stage.key, best, size))
-            continue
-        if size:
-            reason = f"could have {size} cards now; waits a moment for {better}"
-        else:
-            is_behind = any(stage.largest(free[name]) for name in up)
-            reason = _why(stage, rooms, free, is_behind=is_behind)
-        placed.append(Placed(stage.key, None, reason=reason))
-        kept.update(up)
-    return placed
+class _Nodes:
+    """Nodes while jobs are laid on them.
+
+    Args:
+        known: Names and cards; where they do not add up to `cards`, nodes of eight stand for them.
+        cards: All there are.
+    """
+
+    def __init__(self, known: Sequence[tuple[str, int]], cards: int) -> None:
+        if sum(size for _, size in known) != cards:
+            whole, rest = divmod(cards, CARDS_PER_NODE)
+            sizes = [CARDS_PER_NODE] * whole + ([rest] if rest else [])
+            known = [(f"node {number}", size) for number, size in enumerate(sizes)]
+        self.known = known
+        self.free = [size for _, size in known]
+        self.teams: list[str | None] = [None] * len(known)
+
+    def lay(self, cards: int, team: str) -> tuple[tuple[int, int], ...]:
+        """The nodes for a job; fewer cards than it has where the cluster has lost some."""
+        left, taken = cards, []
+        while left:
+            number = self._next(left, team)
+            if number is None:
+                break
+            more = min(left, self.free[number])
+            taken.append((number, more))
+            self.free[number] -= more
+            self.teams[number] = team
+            left -= more
+        return tuple(taken)
+
+    def _next(self, left: int, team: str) -> int | None:
+        """The node with least left over; if none is enough, the one with most free."""
+        some = [n for n, free in enumerate(self.free) if free]
+        enough = [n for n in some if self.free[n] >= left]
+        own = [n for n in enough if self.teams[n] in {None, team}]
+        if own or enough:
+            return min(own or enough, key=lambda n: (self.free[n], n))
+        return max(some, key=lambda n: (self.free[n], -n), default=None)
+
+    def fill(self, cards: int) -> None:
+        """Others hold cards, nobody knows where."""
+        for number in sorted(range(len(self.free)), key=lambda n: (self.free[n], n)):
+            more = min(cards, self.free[number])
+            self.free[number] -= more
+            cards -= more
+
+    def seen(self) -> tuple[Node, ...]:
+        """All of them."""
+        return tuple(
+            Node(name, size, free, team)
+            for (name, size), free, team in zip(self.known, self.free, self.teams, strict=True)
+        )
 
 
-def check_capacity(stages: Sequence[StageSpec], rooms: Sequence[Room]) -> None:
+def check_capacity(stages: Sequence[StageSpec], clusters: Sequence[Cluster]) -> None:
     """Refuse what this fleet could never hold.
 
     Raises:
         CapacityError: Names the stage, what it asks for and the most there is.
     """
-    if not rooms:
+    if not clusters:
         raise CapacityError(
             "this control plane knows no cluster", where="fleet", hint="octad up fleet=local"
         )
-    names = [r.name for r in rooms]
+    names = [c.name for c in clusters]
     for stage in stages:
         if stage.cluster is not None and stage.cluster not in names:
             raise CapacityError(
@@ -173,10 +162,10 @@ def check_capacity(stages: Sequence[StageSpec], rooms: Sequence[Room]) -> None:
                 where=f"{stage.name}.cluster",
                 hint=nearest(stage.cluster, names),
             )
-        allowed = [r for r in rooms if stage.cluster in {None, r.name}]
-        able = [r for r in allowed if not r.card.lacks(stage.asks)]
+        allowed = [c for c in clusters if stage.cluster in {None, c.name}]
+        able = [c for c in allowed if not c.card.lacks(stage.asks)]
         if not able:
-            first = next(a for r in allowed for a in r.card.lacks(stage.asks))
+            first = next(a for c in allowed for a in c.card.lacks(stage.asks))
             raise CapacityError(
                 _unable(allowed, stage.asks),
                 where=f"{stage.name}.{stage.asks[first]}",
@@ -185,11 +174,11 @@ def check_capacity(stages: Sequence[StageSpec], rooms: Sequence[Room]) -> None:
         _check_number(stage, able)
 
 
-def _check_number(stage: StageSpec, able: Sequence[Room]) -> None:
+def _check_number(stage: StageSpec, able: Sequence[Cluster]) -> None:
     is_range = bool(stage.sizes)
     least = stage.sizes[0] if is_range else stage.cards
-    if all(r.capacity is not None and r.capacity < least for r in able):
-        most = max(able, key=lambda r: r.capacity or 0)
+    if all(c.capacity is not None and c.capacity < least for c in able):
+        most = max(able, key=lambda c: c.capacity or 0)
         raise CapacityError(
             f"{'at least ' if is_range else ''}{least} cards are asked for; the largest cluster "
             f"that could be used, {most.name}, has {most.capacity}",
@@ -198,58 +187,14 @@ def _check_number(stage: StageSpec, able: Sequence[Room]) -> None:
         )
 
 
-def _candidates(stage: Waiting, rooms: Sequence[Room]) -> list[Room]:
-    return [
-        r
-        for r in rooms
-        if stage.cluster in {None, r.name}
-        and (r.capacity is None or r.capacity >= stage.sizes[0])
-        and not r.card.lacks(stage.asks)
-    ]
-
-
-def _unable(rooms: Iterable[Room], asks: Mapping[Ability, str]) -> str:
+def _unable(clusters: Iterable[Cluster], asks: Mapping[Ability, str]) -> str:
     """Which clusters have cards that cannot do what is asked, in words; empty if all can."""
     told = []
-    for r in rooms:
-        lacking = [f"{ABILITIES[a]} ({asks[a]})" for a in r.card.lacks(asks)]
+    for c in clusters:
+        lacking = [f"{ABILITIES[a]} ({asks[a]})" for a in c.card.lacks(asks)]
         if lacking:
-            told.append(f"{r.name}'s {r.card.name} cards cannot {' or '.join(lacking)}")
+            told.append(f"{c.name}'s {c.card.name} cards cannot {' or '.join(lacking)}")
     return "; ".join(told)
-
-
-def _why(stage: Waiting, rooms: Sequence[Room], free: Mapping[str, int], *, is_behind: bool) -> str:
-    allowed = [r for r in rooms if stage.cluster in {None, r.name}]
-    unable = _unable(allowed, stage.asks)
-    left_out = f"; {unable}" if unable else ""
-    able = _candidates(stage, rooms)
-    if not able:
-        if stage.cluster is None:
-            which = " that could be used" if unable else ""
-            return f"{stage.wanted}; no cluster of the fleet{which} has that many{left_out}"
-        if not allowed:
-            return f"cluster {stage.cluster} is not in the fleet any more"
-        return unable or f"{stage.wanted}; cluster {stage.cluster} has fewer"
-    up = [r for r in able if r.state == "up"]
-    if not up:
-        said = "; ".join(
-            f"{r.name} is {r.state}" + (f" ({r.reason})" if r.reason else "") for r in able
-        )
-        hint = "; start it with `octad up`" if all(r.state == "down" for r in able) else ""
-        return f"{stage.wanted}; {said}{hint}{left_out}"
-    if is_behind:
-        return f"{stage.wanted}; a stage that came before is first in line"
-    said = "; ".join(
-        f"{r.name} has {free[r.name]} free"
-        + (f", the others held by {_listed(r.holders)}" if r.holders else "")
-        for r in up
-    )
-    return f"{stage.wanted}; {said}{left_out}"
-
-
-def _listed(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _asked(spec: ClusterSpec) -> int | None:

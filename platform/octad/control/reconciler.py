@@ -23,11 +23,13 @@ from octad.control.decide import AttemptFacts, StageFacts, Verdict
 from octad.control.dispatch import Dispatcher, Parcel, Receipt
 from octad.control.lanes import Lanes
 from octad.control.leftovers import Leftovers
-from octad.control.placement import SETTLE_S, Held, Placed, Room, Waiting, place, room
 from octad.control.rows import load_attempts, load_runs
 from octad.control.tables import Attempt, Run, Stage
+from octad.control.waiting import WaitingStages
 from octad.control.watch import Clusters, Outcome, Watch, job_mark
 from octad.errors import OctadError, StorageError, SurroundingsError
+from octad.scheduler.decisions import Start
+from octad.scheduler.snapshot import Cluster
 from octad.spec.artefacts import Artefact
 from octad.spec.keys import StageKeys
 from octad.spec.names import submission_id
@@ -108,6 +110,7 @@ class Reconciler:
         self._clock = clock
         self._control_id = control_id
         self._outbox = Outbox()
+        self.waiting = WaitingStages(database, clusters, clock)
         self._held: dict[int, Delay] = {}
 
     def run(self, stop: threading.Event, wake: threading.Event) -> None:
@@ -276,26 +279,19 @@ class Reconciler:
         return True
 
     def _place(self, queued: Sequence[Stage]) -> bool:
-        """First come, first served."""
+        """Start what the scheduler says."""
         if not queued:
             return False
         by_id = {stage.id: stage for stage in queued}
         ordered = sorted(queued, key=lambda s: (s.ready_at_ms or 0, s.run_seq, s.position))
-        now_ms = self._clock.ms()
-        waiting = [_waiting(stage, now_ms) for stage in ordered]
+        decided = self.waiting.decide(ordered)
         changed = False
-        reasons = {}
-        for decision in place(waiting, self.rooms()):
-            stage = by_id[decision.key]
-            if decision.cluster is None:
-                reasons[stage] = decision.reason
-            else:
-                changed |= self._intend(stage, decision)
-        return self._say(reasons) or changed
+        for start in decided.starts:
+            changed |= self._intend(by_id[start.key], start)
+        return self._say({by_id[wait.key]: wait.reason for wait in decided.waits}) or changed
 
-    def _intend(self, stage: Stage, decision: Placed) -> bool:
+    def _intend(self, stage: Stage, start: Start) -> bool:
         """Commit the attempt before anything is sent."""
-        assert decision.cluster is not None
         crashpoint("dispatch.before_intent")
         now_ms = self._clock.ms()
         with self._database.write() as session:
@@ -310,8 +306,8 @@ class Reconciler:
                 Attempt(
                     number=number,
                     state=AttemptState.INTENDED,
-                    cluster=decision.cluster,
-                    cards=decision.cards,
+                    cluster=start.cluster,
+                    cards=start.cards,
                     submission_id=submission_id(row.run.id, row.name, number),
                     package=row.run.package,
                     since=row.since,
@@ -323,20 +319,9 @@ class Reconciler:
         crashpoint("dispatch.after_intent")
         return True
 
-    def rooms(self) -> list[Room]:
+    def rooms(self) -> list[Cluster]:
         """The fleet with what is free, by our books and by Ray's report."""
-        held: dict[str, dict[str, Held]] = {}
-        columns = (Attempt.cluster, Attempt.submission_id, Attempt.cards, Attempt.state)
-        with self._database.read() as session:
-            rows = session.execute(
-                select(*columns).where(Attempt.is_settled.is_(False), Attempt.is_over.is_(False))
-            )
-            for cluster, job, cards, state in rows:
-                held.setdefault(cluster, {})[job] = Held(cards, is_ending=state.is_terminal)
-        return [
-            room(spec, self._clusters.view(spec.name), held.get(spec.name, {}))
-            for spec in self._clusters.specs
-        ]
+        return self.waiting.clusters()
 
     # --- sending ----------------------------------------------------------------------------
 
@@ -459,18 +444,6 @@ class Reconciler:
     def _mark(self, attempt: Attempt) -> dict[str, str]:
         stage = attempt.stage
         return job_mark(self._control_id, stage.run.id, stage.name, attempt.number)
-
-
-def _waiting(stage: Stage, now_ms: int) -> Waiting:
-    ended_ms = [attempt.ended_at_ms or 0 for attempt in stage.attempts]
-    queued_ms = max([stage.ready_at_ms or 0, *ended_ms])
-    return Waiting(
-        key=stage.id,
-        sizes=stage.sizes,
-        cluster=stage.cluster,
-        asks=stage.asks,
-        is_fresh=now_ms - queued_ms < SETTLE_S * 1000,
-    )
 
 
 def _is_taken(session: Session, job: str) -> bool:

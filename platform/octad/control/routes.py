@@ -99,6 +99,12 @@ async def put_blob(request: Request, digest: str) -> Response:
     return JSONResponse({"digest": digest}, 201 if is_new else 200)
 
 
+@router.get("/queue")
+def show_queue(request: Request) -> Response:
+    """What waits for cards, in its order, with reasons."""
+    return _json(_services(request).waiting.view())
+
+
 @router.get("/fleet")
 def show_fleet(request: Request) -> Response:
     """All clusters as last seen."""

@@ -14,9 +14,10 @@ from octad.control import moves, views
 from octad.control.clock import Clock
 from octad.control.crashpoints import crashpoint
 from octad.control.database import Database
-from octad.control.placement import Room, check_capacity
+from octad.control.placement import check_capacity
 from octad.control.tables import Attempt, Run, Stage
 from octad.errors import ConflictError, NotFoundError
+from octad.scheduler.snapshot import Cluster
 from octad.spec.frozen import nearest
 from octad.spec.keys import blob_key
 from octad.spec.names import new_run_id
@@ -45,7 +46,7 @@ class Runs:
         database: Database,
         store: ObjectStore,
         *,
-        rooms: Callable[[], Sequence[Room]],
+        rooms: Callable[[], Sequence[Cluster]],
         wake: Callable[[], None],
         clock: Clock,
     ) -> None:

@@ -167,6 +167,7 @@ class ControlPlane:
             runs=Runs(
                 database, store, rooms=self.reconciler.rooms, wake=self._wake.set, clock=clock
             ),
+            waiting=self.reconciler.waiting,
             logs=JobLogs(database, store, self.fleet, control_id),
             blobs=Blobs(store, self.home.root / "spool"),
             fleet=self.fleet,

@@ -10,6 +10,7 @@ from octad.control.doctor import Doctor
 from octad.control.fleet import Fleet
 from octad.control.joblogs import JobLogs
 from octad.control.runs import Runs
+from octad.control.waiting import WaitingStages
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Services:
     """
 
     runs: Runs
+    waiting: WaitingStages
     logs: JobLogs
     blobs: Blobs
     fleet: Fleet

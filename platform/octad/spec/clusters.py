@@ -48,12 +48,17 @@ class ClusterSpec(Spec):
         name: Unique in the fleet.
         kind: A file of `octad.clusters`: who provides it.
         card: What its nodes hold.
+        isolation: `shared` gives each node to one team at a time, `dedicated` the whole cluster.
+        price_per_card_hour: What a card costs, in whatever the others are given in; of two clusters
+            that would do, work goes to the cheaper one.
         settings: The provider's own settings, already validated by it.
     """
 
     name: Name
     kind: Name
     card: CardSpec
+    isolation: Literal["shared", "dedicated"] = "shared"
+    price_per_card_hour: float = Field(default=0.0, ge=0)
     settings: dict[str, Any] = Field(default_factory=dict)
 
 

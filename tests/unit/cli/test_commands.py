@@ -28,6 +28,11 @@ OPTIONS = {
     "logs": {"run", "stage", "-f", "--follow", "--attempt", "--after", "--json"},
     "cancel": {"run", "--json"},
     "resume": {"run", "--from", "--code", "-f", "--follow", "--json"},
+    "queue": {"--json"},
+    "simulate": {
+        "--trace", "--nodes", "--generate", "--seed", "--load", "--machines", "--estimates",
+        "--team", "--policy", "--plots", "--json",
+    },
     "fleet": {"--json"},
     "doctor": {"--json"},
     "ui": {"run", "--print", "--json"},
@@ -157,6 +162,22 @@ def test_nothing_slow_is_imported_for_help_and_runs() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
+
+
+def test_the_queue_says_why_until_when_and_what_would_help(octad: Octad, stand_in: StandIn) -> None:
+    assert octad("queue").err == "nothing waits for cards\n"
+    common = {"run": "r1", "cards": 16, "team": "default", "priority": "normal"}
+    stand_in.queue = [
+        {**common, "stage": "one", "queued_at_ms": 0, "starts_at_ms": 60_000, "unknown": "",
+         "reason": "needs 16 cards", "helps": "one more node"},
+        {**common, "stage": "two", "queued_at_ms": 0, "starts_at_ms": None,
+         "unknown": "nobody can tell when r0 ends", "reason": "needs 16 cards", "helps": ""},
+    ]  # fmt: skip
+    lines = octad("queue").out.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [["1", "r1/one"], ["2", "r1/two"]]
+    assert "unknown: nobody can tell when r0 ends" in lines[2]
+    assert lines[1].endswith("needs 16 cards  one more node")
+    assert octad("queue", "--json").document == {"stages": stand_in.queue}
 
 
 def test_runs_and_fleet_as_tables(octad: Octad, stand_in: StandIn, conftest: Any) -> None:

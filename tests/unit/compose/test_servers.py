@@ -51,6 +51,17 @@ def test_what_is_typed_counts(home: Home) -> None:
     assert spec.tracker.kind == "none"
 
 
+def test_isolation_and_price_are_the_clusters_not_its_providers(home: Home) -> None:
+    typed = [
+        "fleet.clusters.alpha.isolation=dedicated",
+        "fleet.clusters.beta.price_per_card_hour=2",
+    ]
+    alpha, beta = compose_server(typed, home).fleet.clusters
+    assert (alpha.isolation, alpha.price_per_card_hour) == ("dedicated", 0.0)
+    assert (beta.isolation, beta.price_per_card_hour) == ("shared", 2.0)
+    assert not {"isolation", "price_per_card_hour"} & set(alpha.settings)
+
+
 def test_options_of_a_store_are_words_however_they_are_typed(home: Home) -> None:
     typed = ["storage=s3", "storage.url=s3://b", "+storage.options.allow_http=true"]
     spec = compose_server([*typed, "+storage.options.max_retries=3"], home)
@@ -70,6 +81,17 @@ def test_options_of_a_store_are_words_however_they_are_typed(home: Home) -> None
         ("fleet.clusters={'a:b': {kind: local}}", "fleet.clusters.a:b", ""),
         ("fleet.clusters.alpha.card.kind=tpu", "fleet.clusters.alpha.card.kind", ""),
         ("fleet.clusters.alpha.card.abilities=[fp4]", "fleet.clusters.alpha.card.abilities.0", ""),
+        ("fleet.clusters.alpha.isolation=alone", "fleet.clusters.alpha.isolation", ""),
+        (
+            "fleet.clusters.alpha.price_per_card_hour=-1",
+            "fleet.clusters.alpha.price_per_card_hour",
+            "",
+        ),
+        (
+            "fleet.clusters.alpha.price_per_card_hour=x",
+            "fleet.clusters.alpha.price_per_card_hour",
+            "",
+        ),
         ("prot=1", "prot", "'port'"),
         ("port=99999", "port", ""),
         ("storage=s3", "storage.url", ""),

@@ -184,6 +184,10 @@ def test_a_run_whose_code_was_not_sent_is_refused(client: TestClient, world: Wor
     assert "PUT /api/blobs/" in answer.json()["error"]["hint"]
 
 
+def test_the_queue_is_what_waits_for_cards(client: TestClient) -> None:
+    assert client.get("/api/queue").json() == {"stages": []}
+
+
 def test_the_fleet_is_asked_and_answers_at_once(client: TestClient, plane: ControlPlane) -> None:
     assert client.get("/api/fleet").json()["clusters"][0]["state"] == "down"
     assert client.post("/api/fleet/up").json()["clusters"][0]["state"] == "starting"

@@ -415,7 +415,7 @@ def test_a_long_queue_is_told_in_one_write_and_not_again(
     monkeypatch.setattr(world.database, "write", counted)
     world.tick(4)
     assert writes == []
-    monkeypatch.setattr("octad.control.placement._listed", lambda _: "others")
+    monkeypatch.setattr("octad.scheduler.place.Place.holders", lambda _: "others")
     world.tick()
     assert len(writes) == 1
     assert "held by others" in world.stage(runs[-1], "one").reason

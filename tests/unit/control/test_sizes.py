@@ -11,7 +11,7 @@ from octad.errors import CapacityError
 from octad.spec.clusters import CardSpec
 from octad.spec.keys import StageKeys
 from octad.spec.sizes import CardRange
-from octad.spec.stages import AttemptFailure, AttemptOrder
+from octad.spec.stages import AttemptFailure, AttemptOrder, Progress
 from octad.spec.states import RunState, StageState
 
 if TYPE_CHECKING:
@@ -130,3 +130,39 @@ def test_a_stage_goes_only_where_the_cards_can_do_what_it_asks(world: World) -> 
     with pytest.raises(CapacityError, match="sim cards cannot compute in fp8") as caught:
         world.submit(world.spec("one", asks=asks, cluster="alpha"))
     assert caught.value.where == "one.precision.kind"
+
+
+def test_the_queue_says_until_when_as_far_as_the_pace_of_what_runs_tells(world: World) -> None:
+    first = world.submit(world.spec("one", cards=8, cluster="beta"), run="r1").id
+    world.tick()
+    world.submit(world.spec("one", cards=8, cluster="beta"), run="r2")
+    world.submit(world.spec("one", cards=1, cluster="beta"), run="r3")
+    world.tick()
+    shown = world.reconciler.waiting.view().stages
+    assert [(s.run, s.cards, s.starts_at_ms, s.unknown) for s in shown] == [
+        ("r2", 8, None, "nobody can tell when r1-one-1 ends"),
+        ("r3", 1, None, "nobody can tell when r1-one-1 ends"),
+    ]
+    assert shown[0].reason == "needs 8 cards; beta has 0 free, the others held by r1-one-1"
+    progress = Progress(phase="working", step=10, total=110, metrics={"step_time_s": 3.0})
+    key = StageKeys(first, "one").attempt(1)
+    world.store.put(key.progress, progress.model_dump_json().encode())
+    world.tick(20)
+    shown = world.reconciler.waiting.view().stages
+    assert shown[0].starts_at_ms == world.clock.ms() + 300_000
+    assert shown[1].unknown == "nobody can tell when what is ahead of it ends"
+    world.cluster_of("r1-one-1").end("r1-one-1", "FAILED", "a worker died")
+    world.runs.cancel(first)
+    world.tick(8)
+    assert world.stage("r2", "one").state is S.RUNNING
+    assert [s.run for s in world.reconciler.waiting.view().stages] == ["r3"]
+
+
+def test_a_dedicated_cluster_is_shown_as_one_and_the_cheaper_is_taken_first(world: World) -> None:
+    fleet = world.fleet.clusters
+    fleet["alpha"].spec = fleet["alpha"].spec.model_copy(update={"price_per_card_hour": 2.0})
+    fleet["beta"].spec = fleet["beta"].spec.model_copy(update={"isolation": "dedicated"})
+    assert [c.isolation for c in world.reconciler.rooms()] == ["shared", "dedicated"]
+    run = world.submit(world.spec("one", cards=2)).id
+    world.tick()
+    assert world.stage(run, "one").cluster == "beta"
