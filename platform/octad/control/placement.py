@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 from octad.errors import CapacityError
 from octad.spec.clusters import (
-    ABILITIES,
-    Ability,
+    QUALITIES,
     CardSpec,
     ClusterSpec,
     ClusterState,
     ClusterView,
+    Quality,
 )
 from octad.spec.frozen import nearest
 from octad.spec.layouts import CARDS_PER_NODE
@@ -66,14 +66,14 @@ class Waiting:
     Attributes:
         sizes: Numbers of cards it can use, ascending; mostly one.
         cluster: The only one it may go to.
-        asks: What the cards must be able to do.
+        asks: What the cards must be able to do, or be.
         is_fresh: It was queued a moment ago.
     """
 
     key: int
     sizes: tuple[int, ...]
     cluster: str | None = None
-    asks: Mapping[Ability, str] = field(default_factory=dict)
+    asks: Mapping[Quality, str] = field(default_factory=dict)
     is_fresh: bool = False
 
     @property
@@ -180,7 +180,7 @@ def check_capacity(stages: Sequence[StageSpec], rooms: Sequence[Room]) -> None:
             raise CapacityError(
                 _unable(allowed, stage.asks),
                 where=f"{stage.name}.{stage.asks[first]}",
-                hint=f"change it, or use a cluster whose card has {first} among its abilities",
+                hint=f"change it, or use a cluster whose card is a {first}, or has it among its abilities",
             )
         _check_number(stage, able)
 
@@ -208,11 +208,11 @@ def _candidates(stage: Waiting, rooms: Sequence[Room]) -> list[Room]:
     ]
 
 
-def _unable(rooms: Iterable[Room], asks: Mapping[Ability, str]) -> str:
+def _unable(rooms: Iterable[Room], asks: Mapping[Quality, str]) -> str:
     """Which clusters have cards that cannot do what is asked, in words; empty if all can."""
     told = []
     for r in rooms:
-        lacking = [f"{ABILITIES[a]} ({asks[a]})" for a in r.card.lacks(asks)]
+        lacking = [f"{QUALITIES[a]} ({asks[a]})" for a in r.card.lacks(asks)]
         if lacking:
             told.append(f"{r.name}'s {r.card.name} cards cannot {' or '.join(lacking)}")
     return "; ".join(told)

@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-from octad.spec.clusters import Ability
+from octad.spec.clusters import Quality
 from octad.spec.runs import RunSpec
 from octad.spec.stages import StageSpec
 from octad.spec.states import AttemptState, RunState, StageState
@@ -146,8 +146,8 @@ class Stage(Base):
         return tuple(self.spec.get("sizes") or [self.spec["cards"]])
 
     @property
-    def asks(self) -> dict[Ability, str]:
-        """What its cards must be able to do, and the setting that asks for it."""
+    def asks(self) -> dict[Quality, str]:
+        """What its cards must be able to do, or be, and the setting that asks for it."""
         return dict(self.spec.get("asks") or {})
 
     @property

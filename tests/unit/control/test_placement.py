@@ -20,7 +20,7 @@ from octad.control.placement import (
     room,
 )
 from octad.errors import CapacityError
-from octad.spec.clusters import Ability, CardSpec, ClusterSpec, ClusterView
+from octad.spec.clusters import CardSpec, ClusterSpec, ClusterView, Quality
 from octad.spec.layouts import Layout
 from octad.spec.sizes import CardRange
 from octad.spec.stages import StageSpec
@@ -130,7 +130,7 @@ H100 = CardSpec(kind="gpu", name="H100", abilities=("bf16", "fp8"))
 
 def test_a_cluster_whose_cards_cannot_do_what_is_asked_is_passed_over_and_said_to_be() -> None:
     rooms = [a_room("alpha", 16, card=A100), a_room("beta", 2, 8, card=H100)]
-    fp8: dict[Ability, str] = {"bf16": "precision.kind", "fp8": "precision.kind"}
+    fp8: dict[Quality, str] = {"bf16": "precision.kind", "fp8": "precision.kind"}
     assert place([Waiting(1, (2,), None, fp8)], rooms) == [Placed(1, "beta", 2)]
     (full,) = place([Waiting(1, (4,), None, fp8)], rooms)
     assert full.reason == (
@@ -164,6 +164,11 @@ def a_stage(**changed: Any) -> StageSpec:
             a_stage(asks={"cp": "layout.cp"}, cluster="alpha"),
             "one.layout.cp",
             "cannot split a sequence over cards (cp) (layout.cp)",
+        ),
+        (
+            a_stage(asks={"npu": "entrypoint_resources.NPU"}),
+            "one.entrypoint_resources.NPU",
+            "alpha's A100 cards cannot be used as NPUs (entrypoint_resources.NPU)",
         ),
     ],
 )
