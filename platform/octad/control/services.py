@@ -9,6 +9,7 @@ from octad.control.blobs import Blobs
 from octad.control.doctor import Doctor
 from octad.control.fleet import Fleet
 from octad.control.joblogs import JobLogs
+from octad.control.rayjobs import RayJobs
 from octad.control.runs import Runs
 
 
@@ -24,6 +25,7 @@ class Services:
     runs: Runs
     logs: JobLogs
     blobs: Blobs
+    ray_jobs: RayJobs
     fleet: Fleet
     doctor: Doctor
     tracker_url: Callable[[], str]
