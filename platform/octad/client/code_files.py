@@ -14,10 +14,12 @@ from pathlib import Path, PurePosixPath
 
 from octad.client.ignore import IGNORE_FILE, USUAL, Ignore
 from octad.errors import NotFoundError, PackageError
+from octad.spec.archives import ArchiveLimits, check_members
 from octad.spec.home import expanded
 
 _MAX_SEEN = 200_000  # files looked at before giving up on counting
 _MAX_MEMBER_BYTES = 1 << 30
+_ZIP_LIMITS = ArchiveLimits(_MAX_SEEN, _MAX_MEMBER_BYTES, _MAX_MEMBER_BYTES)
 # What reading an archive ends with that was cut or changed.
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
@@ -176,14 +178,10 @@ def _entry(file: Path, path: str, status: os.stat_result) -> Entry:
 def _from_zip(archive: Path) -> Iterator[Entry]:
     try:
         with zipfile.ZipFile(archive) as source:
-            for info in source.infolist():
-                if info.is_dir():
-                    continue
-                mode = info.external_attr >> 16
-                if stat.S_ISLNK(mode):
-                    raise PackageError(f"holds a link, {info.filename}", where=str(archive))
-                content = source.read(info) if _fits(info.file_size, archive) else b""
-                yield _member(archive, info.filename, content, is_executable=bool(mode & 0o100))
+            for info in check_members(source.infolist(), _ZIP_LIMITS, str(archive)):
+                is_executable = bool(info.external_attr >> 16 & 0o100)
+                content = source.read(info)
+                yield _member(archive, info.filename, content, is_executable=is_executable)
     except (*_BROKEN, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise PackageError(f"cannot be unpacked: {error}", where=str(archive)) from None
 

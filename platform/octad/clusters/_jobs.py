@@ -142,6 +142,10 @@ class RayJobs:
         runtime_env: dict[str, Any] = {"env_vars": dict(request.env)}
         if request.package_uri:
             runtime_env["working_dir"] = request.package_uri
+        if request.py_modules:
+            runtime_env["py_modules"] = list(request.py_modules)
+        if request.pip is not None:
+            runtime_env["pip"] = request.pip
         body: dict[str, Any] = {
             "entrypoint": request.entrypoint,
             "submission_id": request.submission_id,

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 import octad
+from octad.control import ray_routes
 from octad.control.auth import Guard
 from octad.control.routes import router
 from octad.control.services import Services
@@ -26,6 +27,7 @@ def build_app(services: Services, token: str) -> FastAPI:
     )
     app.state.services = services
     app.include_router(router)
+    app.include_router(ray_routes.router)
     app.add_exception_handler(OctadError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)

@@ -62,9 +62,10 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a call on, or answer it with 401 or 403."""
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] not in {"http", "websocket"}:
             return
         headers = Headers(scope=scope)
         if not _is_local(headers.get("host", "")) or not _is_local_origin(headers.get("origin")):

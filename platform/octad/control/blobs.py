@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from anyio import to_thread
@@ -61,32 +62,70 @@ class Blobs:
         """
         checked_digest(digest)
         if declared_bytes is not None:
-            self._check_size(declared_bytes)
+            _check_size(declared_bytes, self._most_bytes)
         if await to_thread.run_sync(self.size, digest) is not None:
             async for _ in chunks:
                 pass
             return False
+        async with self._spooled(chunks, self._most_bytes) as (file, found):
+            if found != digest:
+                raise ConfigError(
+                    f"the content has the digest {found[:12]}…, not {digest[:12]}…",
+                    where="blob",
+                    hint="it was cut or changed on its way: send it again",
+                )
+            await to_thread.run_sync(self._store.put_file, blob_key(digest), file)
+        return True
+
+    async def take(
+        self,
+        chunks: AsyncIterator[bytes],
+        declared_bytes: int | None,
+        *,
+        most_bytes: int,
+        check: Callable[[Path], None],
+    ) -> str:
+        """Take a blob whose digest its sender does not say.
+
+        Args:
+            chunks: Its content.
+            declared_bytes: How much that will be, if its sender says so.
+            most_bytes: The largest that is taken.
+            check: Raises if it is not to be taken.
+
+        Returns:
+            Its digest.
+
+        Raises:
+            PackageError: It is too large.
+        """
+        _check_size(declared_bytes or 0, most_bytes)
+        async with self._spooled(chunks, most_bytes) as (file, digest):
+            await to_thread.run_sync(check, file)
+            if await to_thread.run_sync(self.size, digest) is None:
+                await to_thread.run_sync(self._store.put_file, blob_key(digest), file)
+        return digest
+
+    @asynccontextmanager
+    async def _spooled(
+        self, chunks: AsyncIterator[bytes], most_bytes: int
+    ) -> AsyncIterator[tuple[Path, str]]:
+        """The content in a file on disk, for as long as it is looked at; and its digest."""
         self._spool.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=self._spool) as file:
             sha, size = hashlib.sha256(), 0
             async for chunk in chunks:
                 size += len(chunk)
-                self._check_size(size)
+                _check_size(size, most_bytes)
                 sha.update(chunk)
                 await to_thread.run_sync(file.write, chunk)
             await to_thread.run_sync(file.flush)
-            if sha.hexdigest() != digest:
-                raise ConfigError(
-                    f"the content has the digest {sha.hexdigest()[:12]}…, not {digest[:12]}…",
-                    where="blob",
-                    hint="it was cut or changed on its way: send it again",
-                )
-            await to_thread.run_sync(self._store.put_file, blob_key(digest), Path(file.name))
-        return True
+            yield Path(file.name), sha.hexdigest()
 
-    def _check_size(self, size: int) -> None:
-        if size > self._most_bytes:
-            raise PackageError(
-                f"a blob may have at most {self._most_bytes} bytes, this one has {size} or more",
-                where="blob",
-            )
+
+def _check_size(size: int, most_bytes: int) -> None:
+    if size > most_bytes:
+        raise PackageError(
+            f"a blob may have at most {most_bytes} bytes, this one has {size} or more",
+            where="blob",
+        )

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -50,6 +50,24 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
+class Extras:
+    """What a job of Ray's own clients has beside its order, which everybody may read.
+
+    Attributes:
+        env: Environment variables of the program.
+        modules: sha256 of packages for Python's path, octad's own among them: the code package is
+            the user's folder alone.
+        pip: As Ray takes it, or None.
+        holds_cards: Whether the entrypoint itself holds the cards.
+    """
+
+    env: Mapping[str, str]
+    modules: tuple[str, ...]
+    pip: dict[str, Any] | None
+    holds_cards: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """How sending went: `sent` (the cluster has it), `refused` (it never will), `held` (try
     again), `dropped` (nobody wants it any more).
@@ -68,6 +86,7 @@ class Dispatcher:
         python: The interpreter that jobs are started with.
         control_id: Marks our jobs.
         is_wanted: Whether an attempt is still intended, asked just before it is sent.
+        extras: What a run of Ray's own clients has beside its orders, by the run's id.
     """
 
     def __init__(
@@ -78,12 +97,14 @@ class Dispatcher:
         python: str,
         control_id: str,
         is_wanted: Callable[[int], bool],
+        extras: Callable[[str], Extras | None] = lambda _run: None,
     ) -> None:
         self._store = store
         self._clusters = clusters
         self._python = python
         self._control_id = control_id
         self._is_wanted = is_wanted
+        self._extras = extras
 
     def send(self, parcel: Parcel) -> Receipt:
         """Send an attempt, or find that it was sent; safe to repeat at any time."""
@@ -109,11 +130,15 @@ class Dispatcher:
         jobs = provider.jobs
         if self._is_known(jobs, parcel):
             return Receipt("sent", "adopted")
-        uri = self._put_package(jobs, parcel.package)
+        extras = self._extras(order.run)
+        request = self._request(provider, parcel, self._put_package(jobs, parcel.package))
+        if extras is not None:
+            modules = tuple(self._put_package(jobs, digest) for digest in extras.modules)
+            request = _with_extras(request, extras, modules)
         if not self._is_wanted(parcel.attempt_id):
             return Receipt("dropped")
         try:
-            jobs.submit(self._request(provider, parcel, uri))
+            jobs.submit(request)
         except ConflictError:
             # The reply of an earlier try was lost, and the cluster has it after all.
             if not self._is_known(jobs, parcel):
@@ -191,6 +216,22 @@ class Dispatcher:
 
     def _mark(self, order: AttemptOrder) -> dict[str, str]:
         return job_mark(self._control_id, order.run, order.stage.name, order.attempt)
+
+
+def _with_extras(request: JobRequest, extras: Extras, modules: tuple[str, ...]) -> JobRequest:
+    """A job whose folder is the user's own: octad comes by Python's path."""
+    python, _, *arguments = shlex.split(request.entrypoint)
+    # What pip installs is seen by the interpreter that Ray makes for the job, first on its PATH.
+    words = ["python" if extras.pip else python, "-m", "octad.stages", USER_JOB, *arguments]
+    ours = {name: value for name, value in request.env.items() if name != "PYTHONPATH"}
+    return replace(
+        request,
+        entrypoint=shlex.join(words),
+        env={**extras.env, **ours},
+        cards=request.cards if extras.holds_cards else 0,
+        py_modules=modules,
+        pip=extras.pip,
+    )
 
 
 def _parsed(raw: bytes) -> AttemptOrder | None:

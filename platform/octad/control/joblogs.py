@@ -49,6 +49,16 @@ class JobLogs:
             NotFoundError: No such run, stage or attempt.
             UnreachableError: The cluster that has it does not answer.
         """
+        data, is_whole = self.whole(run, stage, number)
+        return _part(data, offset, is_whole=is_whole)
+
+    def whole(self, run: str, stage: str, number: int) -> tuple[bytes, bool]:
+        """All there is of an attempt's log, and whether nothing more will come.
+
+        Raises:
+            NotFoundError: No such run, stage or attempt.
+            UnreachableError: The cluster that has it does not answer.
+        """
         with self._database.read() as session:
             attempt = next(
                 (a for a in find_stage(find(session, run), stage).attempts if a.number == number),
@@ -59,8 +69,8 @@ class JobLogs:
             run_id, stage_name = attempt.stage.run.id, attempt.stage.name
         if attempt.is_log_kept:
             kept = self._store.find(StageKeys(run_id, stage_name).attempt(number).log)
-            return _part(kept or b"", offset, is_whole=True)
-        return _part(self._live(attempt, run_id, stage_name), offset, is_whole=False)
+            return kept or b"", True
+        return self._live(attempt, run_id, stage_name), False
 
     def _live(self, attempt: Attempt, run: str, stage: str) -> bytes:
         provider = self._clusters.provider(attempt.cluster)

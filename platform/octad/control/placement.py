@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from octad.errors import CapacityError
 from octad.scheduler.snapshot import Cluster, Job, Node, Priority
-from octad.spec.clusters import ABILITIES, Ability, ClusterSpec, ClusterView
+from octad.spec.clusters import QUALITIES, ClusterSpec, ClusterView, Quality
 from octad.spec.frozen import nearest
 from octad.spec.layouts import CARDS_PER_NODE
 from octad.spec.stages import StageSpec
@@ -169,7 +169,7 @@ def check_capacity(stages: Sequence[StageSpec], clusters: Sequence[Cluster]) -> 
             raise CapacityError(
                 _unable(allowed, stage.asks),
                 where=f"{stage.name}.{stage.asks[first]}",
-                hint=f"change it, or use a cluster whose card has {first} among its abilities",
+                hint=f"change it, or use a cluster whose card is a {first}, or has it among its abilities",
             )
         _check_number(stage, able)
 
@@ -187,11 +187,11 @@ def _check_number(stage: StageSpec, able: Sequence[Cluster]) -> None:
         )
 
 
-def _unable(clusters: Iterable[Cluster], asks: Mapping[Ability, str]) -> str:
+def _unable(clusters: Iterable[Cluster], asks: Mapping[Quality, str]) -> str:
     """Which clusters have cards that cannot do what is asked, in words; empty if all can."""
     told = []
     for c in clusters:
-        lacking = [f"{ABILITIES[a]} ({asks[a]})" for a in c.card.lacks(asks)]
+        lacking = [f"{QUALITIES[a]} ({asks[a]})" for a in c.card.lacks(asks)]
         if lacking:
             told.append(f"{c.name}'s {c.card.name} cards cannot {' or '.join(lacking)}")
     return "; ".join(told)

@@ -56,8 +56,14 @@ class Runs:
         self._wake = wake
         self._clock = clock
 
-    def submit(self, asked: RunSubmission) -> tuple[RunView, bool]:
+    def submit(
+        self, asked: RunSubmission, also: Callable[[Session, Run], None] | None = None
+    ) -> tuple[RunView, bool]:
         """Accept a run, or find the one that the same call made before; whether it is new.
+
+        Args:
+            asked: The run.
+            also: What is to be written in the transaction that makes it.
 
         Raises:
             ConflictError: The id exists, or the key was used for something else.
@@ -75,7 +81,7 @@ class Runs:
         self._check_unused(asked.run)
         crashpoint("submit.before_row")
         try:
-            view = self._insert(asked, digest)
+            view = self._insert(asked, digest, also)
         except IntegrityError:
             # Another call with this id or key came first.
             known = self._known(asked, digest)
@@ -186,7 +192,12 @@ class Runs:
                 hint="choose another id",
             )
 
-    def _insert(self, asked: RunSubmission, digest: str) -> RunView:
+    def _insert(
+        self,
+        asked: RunSubmission,
+        digest: str,
+        also: Callable[[Session, Run], None] | None,
+    ) -> RunView:
         spec = asked.spec
         now_ms = self._clock.ms()
         with self._database.write() as session:
@@ -208,6 +219,8 @@ class Runs:
             )
             session.add(run)
             session.flush()
+            if also is not None:
+                also(session, run)
             return views.run_view(run)
 
 

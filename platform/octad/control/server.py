@@ -31,6 +31,8 @@ from octad.control.joblogs import JobLogs
 from octad.control.lanes import ThreadLanes
 from octad.control.leftovers import Leftovers
 from octad.control.migrate import migrate
+from octad.control.ray_packages import RayPackages
+from octad.control.rayjobs import RayJobs
 from octad.control.reconciler import Reconciler
 from octad.control.runs import Runs
 from octad.control.services import Services
@@ -153,6 +155,7 @@ class ControlPlane:
                 python=spec.python,
                 control_id=control_id,
                 is_wanted=lambda attempt: self.reconciler.is_intended(attempt),  # noqa: PLW0108
+                extras=lambda run: self.services.ray_jobs.extras(run),  # noqa: PLW0108
             ),
             leftovers=leftovers,
             clock=clock,
@@ -163,13 +166,21 @@ class ControlPlane:
         self.shipper = Shipper(
             database, store, spec.tracker, url=self._tracker_url_if_up, clock=clock
         )
+        runs = Runs(database, store, rooms=self.reconciler.rooms, wake=self._wake.set, clock=clock)
+        logs = JobLogs(database, store, self.fleet, control_id)
+        blobs = Blobs(store, self.home.root / "spool")
         self.services = Services(
-            runs=Runs(
-                database, store, rooms=self.reconciler.rooms, wake=self._wake.set, clock=clock
+            runs=runs,
+            logs=logs,
+            blobs=blobs,
+            ray_jobs=RayJobs(
+                database,
+                runs=runs,
+                logs=logs,
+                packages=RayPackages(database, store, blobs),
+                session_name=f"octad-{control_id[:12]}",
             ),
             waiting=self.reconciler.waiting,
-            logs=JobLogs(database, store, self.fleet, control_id),
-            blobs=Blobs(store, self.home.root / "spool"),
             fleet=self.fleet,
             doctor=Doctor(self.home, store, self.fleet, self.tracking, self.shipper),
             tracker_url=self.tracker_url,
@@ -193,6 +204,8 @@ class ControlPlane:
             log_config=None,
             access_log=False,
             server_header=False,
+            ws="websockets-sansio",
+            ws_max_size=64 * 1024,
             timeout_graceful_shutdown=3,
         )
         self._server = _Server(config, lambda: self._began(listener))

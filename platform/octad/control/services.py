@@ -9,6 +9,7 @@ from octad.control.blobs import Blobs
 from octad.control.doctor import Doctor
 from octad.control.fleet import Fleet
 from octad.control.joblogs import JobLogs
+from octad.control.rayjobs import RayJobs
 from octad.control.runs import Runs
 from octad.control.waiting import WaitingStages
 
@@ -26,6 +27,7 @@ class Services:
     waiting: WaitingStages
     logs: JobLogs
     blobs: Blobs
+    ray_jobs: RayJobs
     fleet: Fleet
     doctor: Doctor
     tracker_url: Callable[[], str]

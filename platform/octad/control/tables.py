@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-from octad.spec.clusters import Ability
+from octad.spec.clusters import Quality
 from octad.spec.runs import RunSpec
 from octad.spec.stages import StageSpec
 from octad.spec.states import AttemptState, RunState, StageState
@@ -146,8 +146,8 @@ class Stage(Base):
         return tuple(self.spec.get("sizes") or [self.spec["cards"]])
 
     @property
-    def asks(self) -> dict[Ability, str]:
-        """What its cards must be able to do, and the setting that asks for it."""
+    def asks(self) -> dict[Quality, str]:
+        """What its cards must be able to do, or be, and the setting that asks for it."""
         return dict(self.spec.get("asks") or {})
 
     @property
@@ -238,6 +238,44 @@ class WantedCluster(Base):
 
     name: Mapped[str] = mapped_column(String(63), primary_key=True)
     wanted: Mapped[str] = mapped_column(String(16))
+
+
+class RayJob(Base):
+    """What Ray's Jobs API says of a run that came by it, and what only its clusters may see.
+
+    Attributes:
+        submission_id: Its client's name for it.
+        body_digest: Of the whole request.
+        told: What was asked, as it is told again: without values of environment variables.
+        env: Environment variables of the program. They are nowhere else in octad.
+        modules: sha256 of the packages that go onto Python's path.
+        pip: As Ray takes it, or None.
+        holds_cards: Whether the entrypoint itself holds the cards, or what it starts will.
+        is_deleted: Ray's clients do not see it any more.
+    """
+
+    __tablename__ = "ray_jobs"
+
+    submission_id: Mapped[str] = mapped_column(String(100), primary_key=True)
+    run_seq: Mapped[int] = mapped_column(ForeignKey("runs.seq"), unique=True)
+    body_digest: Mapped[str] = mapped_column(String(64))
+    told: Mapped[dict[str, Any]] = mapped_column(JSON)
+    env: Mapped[dict[str, str]] = mapped_column(JSON)
+    modules: Mapped[list[str]] = mapped_column(JSON)
+    pip: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    holds_cards: Mapped[bool]
+    is_deleted: Mapped[bool] = mapped_column(default=False)
+
+    run: Mapped[Run] = relationship()
+
+
+class RayPackage(Base):
+    """A package that a client of Ray's Jobs API uploaded, and which blob it is."""
+
+    __tablename__ = "ray_packages"
+
+    name: Mapped[str] = mapped_column(String(100), primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64))
 
 
 class Setting(Base):

@@ -8,7 +8,7 @@ def build(spec: ClusterSpec, home: Path) -> Provider      `home` is a private fo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from octad.spec.clusters import ClusterSpec, ClusterView
 
@@ -24,6 +24,8 @@ class JobRequest:
         entrypoint: A shell command line.
         package_uri: `gcs://...zip`, put there with `put_package`.
         env: Environment of the driver and of all its workers.
+        py_modules: Further packages, for Python's path.
+        pip: Packages of Python that the job needs, as Ray's `runtime_env` takes them.
         cards: Cards that the driver itself holds while it runs.
         metadata: Shown in Ray's dashboard.
     """
@@ -34,6 +36,8 @@ class JobRequest:
     env: dict[str, str] = field(default_factory=dict)
     cards: int = 0
     metadata: dict[str, str] = field(default_factory=dict)
+    py_modules: tuple[str, ...] = ()
+    pip: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

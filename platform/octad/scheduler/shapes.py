@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from octad.scheduler.board import Board
 from octad.scheduler.place import Place
 from octad.scheduler.snapshot import Cluster, Waiting
-from octad.spec.clusters import ABILITIES, Ability
+from octad.spec.clusters import QUALITIES, Quality
 from octad.spec.layouts import CARDS_PER_NODE
 
 _MOST_SHOWN = 3
@@ -185,12 +185,12 @@ def wanted(stage: Waiting) -> str:
     return f"needs {least}{cards} {'card' if cards == 1 else 'cards'}"
 
 
-def _unable(clusters: Iterable[Cluster], asks: Iterable[tuple[Ability, str]]) -> str:
+def _unable(clusters: Iterable[Cluster], asks: Iterable[tuple[Quality, str]]) -> str:
     """Which clusters have cards that cannot do what is asked, in words; empty if all can."""
     settings = dict(asks)
     told = []
     for cluster in clusters:
-        lacking = [f"{ABILITIES[a]} ({settings[a]})" for a in cluster.card.lacks(settings)]
+        lacking = [f"{QUALITIES[a]} ({settings[a]})" for a in cluster.card.lacks(settings)]
         told.append(f"{cluster.name}'s {cluster.card.name} cards cannot {' or '.join(lacking)}")
     more = [f"nor can those of {len(told) - _MOST_SHOWN} more"] if len(told) > _MOST_SHOWN else []
     return "; ".join(told[:_MOST_SHOWN] + more)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from octad.spec.clusters import Ability, CardSpec, ClusterState
+from octad.spec.clusters import CardSpec, ClusterState, Quality
 
 Isolation = Literal["shared", "dedicated"]
 Priority = Literal["low", "normal", "high"]
@@ -123,7 +123,7 @@ class Waiting:
     priority: Priority = "normal"
     estimate_s: float | None = None
     cluster: str | None = None
-    asks: tuple[tuple[Ability, str], ...] = ()
+    asks: tuple[tuple[Quality, str], ...] = ()
     inputs_on: tuple[str, ...] = ()
     is_preemptible: bool = False
     is_fresh: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
@@ -17,11 +17,17 @@ ClusterState = Literal["down", "starting", "up", "unreachable"]
 CARD_RESOURCE = "card"
 # What not every card can do, and how a person is told of one that cannot.
 Ability = Literal["bf16", "fp16", "fp8", "cp"]
-ABILITIES: dict[Ability, str] = {
+# What may be asked of a card: an ability, or to be of a kind.
+Quality = Ability | CardKind
+ABILITIES: tuple[Ability, ...] = get_args(Ability)
+QUALITIES: dict[Quality, str] = {
     "bf16": "compute in bf16",
     "fp16": "compute in fp16",
     "fp8": "compute in fp8",
     "cp": "split a sequence over cards (cp)",
+    "gpu": "be used as GPUs",
+    "npu": "be used as NPUs",
+    "sim": "be used as simulated cards",
 }
 
 
@@ -36,9 +42,9 @@ class CardSpec(Spec):
     name: str
     abilities: tuple[Ability, ...] = ()
 
-    def lacks(self, asked: Iterable[Ability]) -> list[Ability]:
-        """What of `asked` it cannot do."""
-        return [ability for ability in asked if ability not in self.abilities]
+    def lacks(self, asked: Iterable[Quality]) -> list[Quality]:
+        """What of `asked` it cannot do, or is not."""
+        return [quality for quality in asked if quality not in {*self.abilities, self.kind}]
 
 
 class ClusterSpec(Spec):

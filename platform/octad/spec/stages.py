@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from octad.spec.artefacts import Artefact
-from octad.spec.clusters import Ability
+from octad.spec.clusters import Quality
 from octad.spec.frozen import Spec
 from octad.spec.layouts import Layout
 from octad.spec.names import Name
@@ -45,7 +45,7 @@ class StageSpec(Spec):
         cards_asked: The range, as asked for; None where it is one number.
         sizes: Of a range, the numbers of cards that layout and kind can use, ascending. Found where
             the run is composed, so that who places it needs to know neither.
-        asks: What its cards must be able to do, and the setting that asks for it.
+        asks: What its cards must be able to do, or be, and the setting that asks for it.
         cluster: Only this cluster, or None for any.
         needs: Input name to `stage.artefact`.
         retries: How often a failed attempt is followed by another.
@@ -58,7 +58,7 @@ class StageSpec(Spec):
     layout: Layout
     cards_asked: CardRange | None = None
     sizes: tuple[int, ...] = ()
-    asks: dict[Ability, str] = Field(default_factory=dict)
+    asks: dict[Quality, str] = Field(default_factory=dict)
     cluster: Name | None = None
     needs: dict[str, str] = Field(default_factory=dict)
     retries: int = Field(default=3, ge=0, le=100)

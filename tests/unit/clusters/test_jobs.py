@@ -71,6 +71,14 @@ def test_a_driver_that_holds_cards_asks_for_the_clusters_resource(dashboard: Any
     assert "working_dir" not in dashboard.jobs["r1-train-1"]["runtime_env"]
 
 
+def test_further_packages_go_along(dashboard: Any, jobs: RayJobs) -> None:
+    modules = ("gcs://_ray_pkg_1.zip", "gcs://_ray_pkg_2.zip")
+    jobs.submit(JobRequest("r1-j-1", "true", "", py_modules=modules, pip={"packages": ["a"]}))
+    sent = dashboard.jobs["r1-j-1"]["runtime_env"]
+    assert sent["py_modules"] == list(modules)
+    assert sent["pip"] == {"packages": ["a"]}
+
+
 def test_an_id_that_is_known_is_refused_and_its_job_left_alone(
     dashboard: Any, jobs: RayJobs
 ) -> None:

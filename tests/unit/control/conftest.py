@@ -262,7 +262,7 @@ def world_maker() -> Callable[..., World]:
     return make_world
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config_maker() -> Callable[..., str]:
     """For tests that start a real control plane."""
     return server_json

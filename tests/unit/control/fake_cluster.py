@@ -68,6 +68,10 @@ class FakeJobs:
                 "metadata": request.metadata,
                 "entrypoint": request.entrypoint,
                 "env": request.env,
+                "package": request.package_uri,
+                "py_modules": request.py_modules,
+                "pip": request.pip,
+                "cards": request.cards,
                 "log": f"log of {request.submission_id}\n",
             }
             state["accepted"].append(request.submission_id)
@@ -84,7 +88,7 @@ class FakeJobs:
     def log(self, submission_id: str) -> bytes:
         with self._line(), self._cluster.state() as state:
             job = state["jobs"].get(submission_id)
-            return str(job["log"]).encode() if job else b""
+            return str(job["log"]).encode(errors="surrogateescape") if job else b""
 
     def stop(self, submission_id: str) -> None:
         with self._line(), self._cluster.state() as state:

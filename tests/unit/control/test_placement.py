@@ -94,6 +94,11 @@ def a_stage(**changed: Any) -> StageSpec:
             "one.layout.cp",
             "cannot split a sequence over cards (cp) (layout.cp)",
         ),
+        (
+            a_stage(asks={"npu": "entrypoint_resources.NPU"}),
+            "one.entrypoint_resources.NPU",
+            "alpha's A100 cards cannot be used as NPUs (entrypoint_resources.NPU)",
+        ),
     ],
 )
 def test_what_no_cluster_could_ever_do_is_refused(stage: StageSpec, where: str, says: str) -> None:
