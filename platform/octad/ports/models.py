@@ -9,6 +9,8 @@ def layers(settings) -> dict[str, tuple[int, int]]
 def flops_per_token(settings, sequence, adapters) -> float
                                                   of training, without recomputing; `adapters`
                                                   when all that was there is frozen
+def resolved(settings) -> Settings                what follows from other sizes filled in: equal
+                                                  where the networks are
 def width(settings) -> int                         features of one token between blocks
 def shared(settings) -> tuple[str, ...]           parameters that both the first and the last part
                                                   of a split model hold
@@ -21,6 +23,7 @@ def add_prefix(model, tokens) -> None             learned keys and values for al
                                                   only where there is attention
 def parallelise(model, tp) -> None                tensor parallel over one mesh axis, in place
 hugging_face                                      a module: weights and config in Hugging Face's
-                                                  naming, in and out; only where it has the shape
-peft                                              a module: adapters in PEFT's format
+                                                  naming, in and out; `MODEL_TYPES` are those that
+                                                  it reads
+peft                                              a module: adapters in PEFT's format, in and out
 """

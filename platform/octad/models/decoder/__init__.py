@@ -8,6 +8,7 @@ from octad.models.decoder.settings import (
     flops_per_token,
     init_std,
     layers,
+    resolved,
     shared,
     width,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "layers",
     "parallelise",
     "peft",
+    "resolved",
     "shared",
     "split",
     "width",

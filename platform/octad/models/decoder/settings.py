@@ -105,6 +105,12 @@ def check(settings: Settings, layout: Layout, where: str = "model") -> None:
             )
 
 
+def resolved(settings: Settings) -> Settings:
+    """The same, with what follows from other sizes filled in: equal where the network is."""
+    sizes = {"kv_heads": settings.num_kv_heads, "mlp_width": settings.num_mlp}
+    return settings.model_copy(update=sizes)
+
+
 def width(settings: Settings) -> int:
     """Features of one token between blocks."""
     return settings.width
