@@ -234,7 +234,15 @@ def store(tmp_path: Path) -> ObjectStore:
     return ObjectStore(StoreSpec(url=(tmp_path / "store").as_uri()))
 
 
-@pytest.mark.parametrize("shape", THEIRS)
+LONG = {"gpt2-untied", "llama-tied", "gpt2-rslora", "llama-lora", "llama-prefix"}
+
+
+def parted(names: Any) -> list[Any]:
+    """Most of it in the long run only."""
+    return [pytest.param(n, marks=[pytest.mark.long] if n in LONG else []) for n in names]
+
+
+@pytest.mark.parametrize("shape", parted(THEIRS))
 def test_weights_of_transformers_give_the_same_logits_here(
     shape: str, tmp_path: Path, store: ObjectStore
 ) -> None:
@@ -287,7 +295,7 @@ PEFT_CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", PEFT_CONFIGS)
+@pytest.mark.parametrize("name", parted(PEFT_CONFIGS))
 def test_adapters_of_peft_give_the_same_logits_here(
     name: str, tmp_path: Path, store: ObjectStore
 ) -> None:

@@ -1,7 +1,9 @@
 """What a file or folder of `octad.models` fills. Its top imports no torch: laptops load it.
 
 class Settings(Spec): ...                         sizes; `vocab` None means "as the tokenizer",
-                                                  `context` is the longest sequence
+                                                  `context` is the longest sequence; `resolved()`
+                                                  fills in what follows from other sizes: equal
+                                                  where the networks are
 def check(settings, layout, where) -> None        refuse a mesh that does not divide (ConfigError)
 def layers(settings) -> dict[str, tuple[int, int]]
                                                   linear layers that an adapter can be put on, with
@@ -9,8 +11,6 @@ def layers(settings) -> dict[str, tuple[int, int]]
 def flops_per_token(settings, sequence, adapters) -> float
                                                   of training, without recomputing; `adapters`
                                                   when all that was there is frozen
-def resolved(settings) -> Settings                what follows from other sizes filled in: equal
-                                                  where the networks are
 def width(settings) -> int                         features of one token between blocks
 def shared(settings) -> tuple[str, ...]           parameters that both the first and the last part
                                                   of a split model hold

@@ -108,12 +108,17 @@ def _check_values(
     other = [key for key in given if key in wanted and wanted[key] != given[key]]
     if other:
         key = other[0]
-        asked = [f"{taker}.{key}={json.dumps(given[key])}" for key in other]
+        asked = [f"{taker}.{key}={_typed(given[key])}" for key in other]
         raise ConfigError(
             f"{need} has {key.rpartition('.')[2]} {given[key]}, not {wanted[key]}",
             where=f"{taker}.{key}",
             hint=f"set {' '.join(asked)}",
         )
+
+
+def _typed(value: Any) -> str:
+    """As a person types it behind a setting."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def split_need(need: str, where: str) -> tuple[str, str]:

@@ -123,7 +123,7 @@ def _checked(files: Mapping[str, Path], label: str) -> _Model:
     where = f"{label}/{CONFIG}"
     config = read_json(files[CONFIG], where)
     family = family_reading(config, where)
-    settings = family.resolved(family.hugging_face.settings_of(config, where))
+    settings = family.hugging_face.settings_of(config, where).resolved()
     held = _by_full_name(family, settings, tensors(files, label), label)
     if settings.depth > len(held):
         # Also keeps a config from asking for a model that no memory can hold.

@@ -263,8 +263,7 @@ def family_reading(config: Mapping[str, Any], where: str) -> Any:
 
 def model_values(settings: Any, setting: str = "model") -> dict[str, Any]:
     """What a stage says of its model, by its settings; a vocabulary only if it is named."""
-    family, _ = family_of(settings.plain())
-    named = family.resolved(settings).plain()
+    named = settings.resolved().plain()
     return {f"{setting}.{key}": value for key, value in named.items() if value is not None}
 
 

@@ -51,12 +51,14 @@ def train_stage(  # noqa: PLR0913  what a stage takes, each by name
     order = context.order
     vocab = vocabulary(context, datasets, tokenizer)
     model = dict(training.model)
+    hint = "leave it null to take the tokenizer's"
     if start is not None:
         made = verified(context, start)
         if model.get("vocab") is None:  # there may be room for more tokens than the data has
             model["vocab"] = made.model.get("vocab")
+            hint = "cut the data up with the tokenizer of the weights, preprocess.needs.tokenizer"
         check_same_model(model, made, start.uri)
-    model = _with_vocabulary(model, vocab, order.stage.name)
+    model = _with_vocabulary(model, vocab, order.stage.name, hint)
     training = training.model_copy(update={"model": model})
     if tuned is not None:
         assert start is not None
@@ -171,12 +173,12 @@ def check_same_model(asked: dict[str, Any], manifest: Manifest, where: str) -> N
 
 def _resolved(model: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a model that are equal where the networks are."""
-    family, settings = family_of(model)
-    resolved: dict[str, Any] = family.resolved(settings).plain()
+    _, settings = family_of(model)
+    resolved: dict[str, Any] = settings.resolved().plain()
     return resolved
 
 
-def _with_vocabulary(model: dict[str, Any], vocab: int, stage: str) -> dict[str, Any]:
+def _with_vocabulary(model: dict[str, Any], vocab: int, stage: str, hint: str) -> dict[str, Any]:
     _, settings = family_of(model, f"{stage}.model")
     if settings.vocab is None:
         settings = settings.model_copy(update={"vocab": vocab})
@@ -184,7 +186,7 @@ def _with_vocabulary(model: dict[str, Any], vocab: int, stage: str) -> dict[str,
         raise ConfigError(
             f"the model has {settings.vocab} tokens, but the data was made with {vocab}",
             where=f"{stage}.model.vocab",
-            hint="leave it null to take the tokenizer's",
+            hint=hint,
         )
     plain: dict[str, Any] = settings.plain()
     return plain

@@ -8,7 +8,6 @@ from octad.models.decoder.settings import (
     flops_per_token,
     init_std,
     layers,
-    resolved,
     shared,
     width,
 )
@@ -25,7 +24,6 @@ __all__ = [
     "layers",
     "parallelise",
     "peft",
-    "resolved",
     "shared",
     "split",
     "width",

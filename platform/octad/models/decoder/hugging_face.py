@@ -181,7 +181,7 @@ def settings_of(raw: Mapping[str, Any], where: str) -> Settings:
         )
     try:
         found = _gpt2_settings(raw, where) if kind == "gpt2" else _llama_settings(raw, where)
-        found |= {"kind": "decoder", "vocab": raw["vocab_size"]}
+        found |= {"kind": "decoder", "vocab": int(raw["vocab_size"])}
     except KeyError as error:
         raise ConfigError(f"the key {error} is missing", where=where) from None
     except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
