@@ -13,6 +13,7 @@ from octad.cli.views import Json
 from octad.client.blobs import has_blob, put_blob
 from octad.client.corpora import check_corpora, send_corpora
 from octad.client.packages import build_package
+from octad.client.weights import check_weights, send_weights
 from octad.client.wire import Wire
 from octad.compose import compose_run, quoted
 from octad.spec.runs import RunSpec, RunSubmission
@@ -45,12 +46,13 @@ def check(spec: RunSpec) -> None:
     """Refuse what could not be sent; sends nothing.
 
     Raises:
-        PackageError, DataError: The user's own code or texts cannot be sent.
+        PackageError, DataError: The user's own code, texts or weights cannot be sent.
     """
     code = (spec.config.get("code") or {}).get("path")
     if code:
         build_package(Path(code))
     check_corpora(spec)
+    check_weights(spec)
 
 
 def made_title(pipeline: str, user: str, more: str = "") -> str:
@@ -70,7 +72,7 @@ def send(wire: Wire, spec: RunSpec, *, run: str | None = None, sweep: str = "") 
     """
     code = (spec.config.get("code") or {}).get("path")
     package = send_package(wire, Path(code) if code else None)
-    pinned = send_corpora(spec, wire, say)
+    pinned = send_weights(send_corpora(spec, wire, say), wire, say)
     submission = RunSubmission(
         spec=pinned,
         package=package,

@@ -15,6 +15,8 @@ from tokenizers.trainers import BpeTrainer
 from octad.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
+# What others call it, where there is none of that name: LLaMA 3, LLaMA 2.
+_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")
 FILE = "tokenizer.json"
 MIN_VOCAB = 257  # every byte, and the end of a text
 _BLOCK_CHARS = 32 * 1024
@@ -49,8 +51,8 @@ def parsed(raw: str, where: str) -> Tokenizer:
         tokenizer = Tokenizer.from_str(raw)
     except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
         raise DataError(f"not a tokenizer: {error}", where=where) from None
-    if tokenizer.token_to_id(END_OF_TEXT) is None:
-        raise DataError(f"the tokenizer has no {END_OF_TEXT}", where=where)
+    if _end(tokenizer) is None:
+        raise DataError(f"the tokenizer has none of {', '.join(_ENDS)}", where=where)
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -70,9 +72,19 @@ def loaded(folder: Path) -> Tokenizer:
 
 def end_of_text(tokenizer: Tokenizer) -> int:
     """The id of the token that follows every text."""
-    found = tokenizer.token_to_id(END_OF_TEXT)
+    found = _end(tokenizer)
     assert found is not None
-    return int(found)
+    return found
+
+
+def _end(tokenizer: Tokenizer) -> int | None:
+    found = (tokenizer.token_to_id(name) for name in _ENDS)
+    return next((int(token) for token in found if token is not None), None)
+
+
+def num_ids(tokenizer: Tokenizer) -> int:
+    """Every id is below this. More than there are tokens, where some ids are left out."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def encoded(tokenizer: Tokenizer, text: str) -> Iterator[list[int]]:

@@ -1,7 +1,9 @@
 """What a file or folder of `octad.models` fills. Its top imports no torch: laptops load it.
 
 class Settings(Spec): ...                         sizes; `vocab` None means "as the tokenizer",
-                                                  `context` is the longest sequence
+                                                  `context` is the longest sequence; `resolved()`
+                                                  fills in what follows from other sizes: equal
+                                                  where the networks are
 def check(settings, layout, where) -> None        refuse a mesh that does not divide (ConfigError)
 def layers(settings) -> dict[str, tuple[int, int]]
                                                   linear layers that an adapter can be put on, with
@@ -21,6 +23,7 @@ def add_prefix(model, tokens) -> None             learned keys and values for al
                                                   only where there is attention
 def parallelise(model, tp) -> None                tensor parallel over one mesh axis, in place
 hugging_face                                      a module: weights and config in Hugging Face's
-                                                  naming, in and out; only where it has the shape
-peft                                              a module: adapters in PEFT's format
+                                                  naming, in and out; `MODEL_TYPES` are those that
+                                                  it reads
+peft                                              a module: adapters in PEFT's format, in and out
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -43,8 +43,11 @@ class Port(Spec):
         type: The type of artefact.
         is_required: For inputs: whether the stage can run without it.
         vocabulary: Of a tokenizer: what it has at most, or what can be taken; None if not known.
+        values: Of weights: what is known of them, by the setting of the stage that takes them and
+            has to say the same.
     """
 
     type: ArtefactType
     is_required: bool = True
     vocabulary: Vocabulary | None = None
+    values: dict[str, Any] = Field(default_factory=dict)

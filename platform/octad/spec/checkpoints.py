@@ -39,7 +39,8 @@ class Manifest(Spec):
 
     Attributes:
         format: Version of this file.
-        content: `full` holds model and optimizer; `adapter` only what fine-tuning added.
+        content: `full` holds model and optimizer; `weights` the model alone, as it came from
+            elsewhere; `adapter` only what fine-tuning added.
         run, stage, position: Who wrote it.
         tokens: Tokens trained on so far.
         data: Where the data stands.
@@ -55,7 +56,7 @@ class Manifest(Spec):
     """
 
     format: Literal[1] = 1
-    content: Literal["full", "adapter"]
+    content: Literal["full", "weights", "adapter"]
     run: str
     stage: str
     position: Position

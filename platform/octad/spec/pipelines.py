@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import graphlib
+import json
 from collections.abc import Mapping
+from typing import Any
 
 from octad.errors import ConfigError
 from octad.spec.artefacts import Port, Vocabulary
@@ -53,7 +55,8 @@ def check_fit(
 
     Raises:
         ConfigError: An input is unknown, missing, fed by an output that is not there, by one of
-            another type, or by a tokenizer that may have more tokens than there is room for.
+            another type, by a tokenizer that may have more tokens than there is room for, or by
+            weights of another model.
     """
     for name, stage in stages.items():
         for key, need in stage.needs.items():
@@ -77,6 +80,7 @@ def check_fit(
                     f"takes a {wanted.type}, but {need} is a {given.type}", where=where
                 )
             _check_vocabulary(name, wanted.vocabulary, source, given.vocabulary)
+            _check_values(name, wanted.values, need, given.values)
         for key, port in takes[name].items():
             if port.is_required and key not in stage.needs:
                 raise ConfigError(
@@ -96,6 +100,25 @@ def _check_vocabulary(
             where=f"{taker}.{wanted.setting}",
             hint=f"use null for as many as it has, or lower {giver}.{given.setting}",
         )
+
+
+def _check_values(
+    taker: str, wanted: Mapping[str, Any], need: str, given: Mapping[str, Any]
+) -> None:
+    other = [key for key in given if key in wanted and wanted[key] != given[key]]
+    if other:
+        key = other[0]
+        asked = [f"{taker}.{key}={_typed(given[key])}" for key in other]
+        raise ConfigError(
+            f"{need} has {key.rpartition('.')[2]} {given[key]}, not {wanted[key]}",
+            where=f"{taker}.{key}",
+            hint=f"set {' '.join(asked)}",
+        )
+
+
+def _typed(value: Any) -> str:
+    """As a person types it behind a setting."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def split_need(need: str, where: str) -> tuple[str, str]:

@@ -1,4 +1,5 @@
-"""Preprocessing as its driver sees it: survey the parts, train a tokenizer, make the shards.
+"""Preprocessing as its driver sees it: survey the parts, train a tokenizer unless one is given,
+make the shards.
 
 Every decision is made here from the survey, so that the result is the same on any number of cards.
 """
@@ -28,7 +29,7 @@ from octad.data.split import (
     within_limit,
     without_copies,
 )
-from octad.data.tokenizer import FILE, end_of_text, parsed
+from octad.data.tokenizer import FILE, end_of_text, num_ids, parsed
 from octad.errors import DataError
 from octad.ports.stages import Context
 from octad.spec.artefacts import Artefact
@@ -52,6 +53,7 @@ from octad.storage.objects import digest_of
 # lists the whole source first.
 _SURVEY_BYTES, _SURVEY_PARTS, _MAX_SURVEYS = 512 * 1024, 256, 1024
 _NUM_NAMED = 3
+_TOKENIZER = "tokenizer"
 
 Outcome = tuple[tuple[Artefact, ...], dict[str, float]]
 
@@ -95,7 +97,7 @@ def prepare(context: Context, settings: Settings, spread: Spread) -> Outcome:
     for note in (note for corpus in corpora for note in corpus.notes):
         context.note(note)
     context.phase("working")
-    raw = _trained(context, corpora, settings, spread)
+    raw = _given(context) or _trained(context, corpora, settings, spread)
     tokenizer = _published(context, raw)
     shards = _encoded(context, corpora, tokenizer, spread)
     context.phase("saving")
@@ -161,6 +163,19 @@ def _grouped(parts: Sequence[str], sizes: Mapping[str, int]) -> list[tuple[str, 
     return [*groups, tuple(group)] if group else groups
 
 
+def _given(context: Context) -> str | None:
+    """The JSON of the tokenizer that the stage takes, if it takes one."""
+    if _TOKENIZER not in context.order.inputs:
+        return None
+    path = context.fetch(context.input(_TOKENIZER)) / FILE
+    try:
+        raw = path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot be read: {error}", where=str(path)) from None
+    parsed(raw, str(path))
+    return raw
+
+
 def _trained(
     context: Context, corpora: Sequence[Corpus], settings: Settings, spread: Spread
 ) -> str:
@@ -182,10 +197,10 @@ def _trained(
 
 
 def _published(context: Context, raw: str) -> Artefact:
-    folder = context.scratch / "tokenizer"
+    folder = context.scratch / _TOKENIZER
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).write_text(raw, encoding="utf-8")
-    return context.publish_folder("tokenizer", "tokenizer", folder)
+    (folder / FILE).write_bytes(raw.encode())
+    return context.publish_folder(_TOKENIZER, "tokenizer", folder)
 
 
 def _encoded(
@@ -222,7 +237,7 @@ def _dataset_file(
         for split in SPLITS
     }
     return DatasetFile(
-        vocab=opened.get_vocab_size(),
+        vocab=num_ids(opened),
         end_of_text=end_of_text(opened),
         tokenizer=digest_of(tokenizer.encode()),
         splits=splits,

@@ -24,7 +24,7 @@ class Settings(Spec):
         sources: More of them by the names of the datasets that they become, to be mixed.
         tuning_source: Text for fine-tuning, if any; encoded with the same tokenizer, which it is
             not trained on. Becomes `tuning`.
-        vocab: The most tokens that the tokenizer may have.
+        vocab: The most tokens that the tokenizer may have, unless it is given.
         heldout_share: About this share of the text is held out: whole parts by a hash of their
             names, records by a hash of their text; the same ones whatever the seed and the cards.
         tokenizer_bytes: Bytes of training text that the tokenizer is trained on.

@@ -99,7 +99,7 @@ def make_shard(work: ShardWork) -> Shard:
     documents = text_bytes = 0
     with tempfile.TemporaryDirectory(prefix="octad-shard-") as folder:
         path = Path(folder) / work.plan.file
-        with ShardWriter(path, tokenizer.get_vocab_size()) as writer:
+        with ShardWriter(path, bpe.num_ids(tokenizer)) as writer:
             for part in work.plan.parts:
                 for document in _side(source, part, work.plan.split, work.cut):
                     documents += 1

@@ -95,4 +95,4 @@ def _result(reference: Any) -> Any:
         raise
     except ray.exceptions.RayError as error:
         reason = " ".join(str(error).split())[:300]
-        raise StageError(f"a preprocessing task was lost: {reason}") from None
+        raise StageError(f"a task was lost: {reason}") from None

@@ -15,6 +15,7 @@ from octad.train.settings import (
     Training,
     check_adapter,
     check_training,
+    checkpoint_port,
     dataset_ports,
     tokenizer_port,
 )
@@ -26,6 +27,7 @@ class Settings(Training):
 
     Attributes:
         method: `full` trains all weights; the others train an adapter and leave the weights alone.
+            An adapter that is given is of this kind, and has its own settings.
         lora: Low-rank adapters.
         prefix: Prefix tuning.
     """
@@ -41,9 +43,11 @@ class Settings(Training):
 
 
 def takes(settings: Settings) -> Mapping[str, Port]:
-    """Weights to start from, and the data."""
+    """Weights to start from, perhaps an adapter to go on with, and the data."""
+    adapter = Port(type="adapter", is_required=False, values={"method": settings.method})
     return {
-        "base": Port(type="checkpoint"),
+        "base": checkpoint_port(settings),
+        **({} if settings.adapter is None else {"adapter": adapter}),
         **dataset_ports(settings, "tuning"),
         "tokenizer": tokenizer_port(settings),
     }
@@ -59,7 +63,8 @@ def gives(settings: Settings) -> Mapping[str, Port]:
 def check(spec: StageSpec, settings: Settings) -> None:
     """Refuse what the layout cannot divide, or an adapter that cannot be (ConfigError)."""
     check_training(spec, settings)
-    if settings.adapter is not None:
+    # One that is given has its own settings.
+    if settings.adapter is not None and "adapter" not in spec.needs:
         check_adapter(spec, settings, settings.adapter)
 
 
@@ -83,6 +88,7 @@ class Finetune:
             tokenizer=context.input("tokenizer"),
             start=context.input("base"),
             adapter=self.settings.adapter,
+            tuned=context.order.inputs.get("adapter"),
         )
 
 

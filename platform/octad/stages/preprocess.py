@@ -1,4 +1,4 @@
-"""Text to tokens: a tokenizer trained on the corpus, and Arrow shards of token ids."""
+"""Text to tokens: a tokenizer, given or trained on the corpus, and Arrow shards of token ids."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["Settings", "build", "check", "gives", "takes"]
 
 
 def takes(settings: Settings) -> Mapping[str, Port]:
-    """Nothing."""
-    return {}
+    """Perhaps a tokenizer, of a model that is there already; else one is trained."""
+    return {"tokenizer": Port(type="tokenizer", is_required=False)}
 
 
 def gives(settings: Settings) -> Mapping[str, Port]:
@@ -38,7 +38,7 @@ class Preprocess:
         self.settings = settings
 
     def run(self, context: Context) -> tuple[tuple[Artefact, ...], dict[str, float]]:
-        """Read, train the tokenizer, encode; as many tasks at once as there are cards."""
+        """Read, train a tokenizer if none is given, encode; as many tasks at once as there are cards."""
         # Only here: laptops load this module, and have no pyarrow.
         from octad.stages._corpora import prepare  # noqa: PLC0415
 

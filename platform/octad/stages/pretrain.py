@@ -8,7 +8,13 @@ from octad.ports.stages import Context
 from octad.spec.artefacts import Port
 from octad.spec.clusters import Ability
 from octad.spec.stages import StageSpec
-from octad.train.settings import Training, check_training, dataset_ports, tokenizer_port
+from octad.train.settings import (
+    Training,
+    check_training,
+    checkpoint_port,
+    dataset_ports,
+    tokenizer_port,
+)
 from octad.train.stage import Outcome, train_stage
 
 
@@ -21,7 +27,7 @@ def takes(settings: Settings) -> Mapping[str, Port]:
     return {
         **dataset_ports(settings, "corpus"),
         "tokenizer": tokenizer_port(settings),
-        "base": Port(type="checkpoint", is_required=False),
+        "base": checkpoint_port(settings, is_required=False),
     }
 
 

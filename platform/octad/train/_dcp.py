@@ -138,12 +138,22 @@ class ShardWriter(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On the first rank: commit."""
+        self.placed(metadata, results)
+        self._commit(pickle.dumps(metadata), self.files_of(results))
+
+    def placed(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Say in the metadata where everything was written to."""
         written = [cast("_Written", result) for ranks in results for result in ranks]
         metadata.version = _DCP_VERSION
         metadata.storage_data = {result.index: result.storage_data for result in written}
         metadata.storage_meta = StorageMeta(checkpoint_id=self._folder, save_id=self._token)
+
+    @staticmethod
+    def files_of(results: list[list[WriteResult]]) -> tuple[StoredFile, ...]:
+        """The shards of all ranks."""
+        written = [cast("_Written", result) for ranks in results for result in ranks]
         shards = {result.file.path: result.file for result in written}
-        self._commit(pickle.dumps(metadata), tuple(shards[path] for path in sorted(shards)))
+        return tuple(shards[path] for path in sorted(shards))
 
 
 class ShardReader(StorageReader):

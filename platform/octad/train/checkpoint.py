@@ -101,7 +101,7 @@ class Checkpointer:
             "layout": layout,
             "dtype": str(dtype).removeprefix("torch."),
             "model": plain,
-            "model_digest": digest_of(_canonical(plain)),
+            "model_digest": digest_of(canonical(plain)),
             "parent": parent,
             "base": base,
             "adapter": None if adapter is None else dict(adapter),
@@ -415,5 +415,6 @@ def _first_failure(error: CheckpointException) -> BaseException:
     return next((cause for cause in causes if isinstance(cause, OctadError)), causes[0])
 
 
-def _canonical(plain: Any) -> bytes:
+def canonical(plain: Any) -> bytes:
+    """Plain data as the one JSON whose digest names it."""
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

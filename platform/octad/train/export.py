@@ -109,7 +109,7 @@ def export(
 
 def _weights(target: Target, folder: str, manifest: Manifest, shard_bytes: int) -> None:
     family, settings = family_of(manifest.model)
-    shapes = {name: p.shape for name, p in _empty(family, settings).named_parameters()}
+    shapes = {name: p.shape for name, p in empty(family, settings).named_parameters()}
     shards = list(_shards(groups(family, settings, shapes), shapes, shard_bytes))
     index: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
@@ -134,7 +134,7 @@ def _weights(target: Target, folder: str, manifest: Manifest, shard_bytes: int) 
 
 def _adapter(target: Target, folder: str, manifest: Manifest, adapter: Mapping[str, Any]) -> None:
     family, settings = family_of(manifest.model)
-    model = _empty(family, settings)
+    model = empty(family, settings)
     model.requires_grad_(requires_grad=False)
     kind, own = adapter_of(adapter)
     kind.insert(own, family, model)
@@ -154,7 +154,7 @@ def groups(family: Any, settings: Any, ours: Mapping[str, Any]) -> Groups:
     return found
 
 
-def _empty(family: Any, settings: Any) -> nn.Module:
+def empty(family: Any, settings: Any) -> nn.Module:
     """A model without memory."""
     with torch.device("meta"):
         model: nn.Module = family.build(settings)

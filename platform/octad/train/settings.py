@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from octad.data.weights import shares
 from octad.errors import ConfigError
-from octad.ports.registry import load
+from octad.ports.registry import kinds, load
 from octad.spec.artefacts import Artefact, Port, Vocabulary
 from octad.spec.clusters import Ability
 from octad.spec.frozen import Spec
@@ -169,6 +169,7 @@ class TrainingJob(Spec):
         start: A checkpoint whose weights to start from; None starts from fresh ones.
         resume: The committed checkpoint of this stage to go on from.
         adapter: Train an adapter of this kind and settings alone; needs `start`.
+        tuned: An adapter of that kind to start from; None starts from a fresh one.
         tokenizer: Set to export the final weights, with this tokenizer beside them.
     """
 
@@ -178,6 +179,7 @@ class TrainingJob(Spec):
     start: Artefact | None = None
     resume: Position | None = None
     adapter: dict[str, Any] | None = None
+    tuned: Artefact | None = None
     tokenizer: Artefact | None = None
 
     @property
@@ -239,6 +241,32 @@ def family_of(model: Mapping[str, Any], where: str = "model") -> tuple[Any, Any]
     return family, family.Settings.parse(model, where=where)
 
 
+def family_reading(config: Mapping[str, Any], where: str) -> Any:
+    """The module of the model family that takes in a `config.json` of Hugging Face's.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    known: list[str] = []
+    for kind in kinds("octad.models"):
+        family = load("octad.models", kind)
+        types = family.hugging_face.MODEL_TYPES if hasattr(family, "hugging_face") else ()
+        if config.get("model_type") in types:
+            return family
+        known += types
+    raise ConfigError(
+        f"model_type is {config.get('model_type')!r}, which no model family takes in",
+        where=where,
+        hint=f"those that are: {', '.join(known)}",
+    )
+
+
+def model_values(settings: Any, setting: str = "model") -> dict[str, Any]:
+    """What a stage says of its model, by its settings; a vocabulary only if it is named."""
+    named = settings.resolved().plain()
+    return {f"{setting}.{key}": value for key, value in named.items() if value is not None}
+
+
 def adapter_of(adapter: Mapping[str, Any], where: str = "adapter") -> tuple[Any, Any]:
     """The module of an adapter's kind (`octad.train.adapters`), and its settings.
 
@@ -255,6 +283,12 @@ def adapter_of(adapter: Mapping[str, Any], where: str = "adapter") -> tuple[Any,
 def dataset_ports(training: Training, usual: str) -> dict[str, Port]:
     """The inputs to train on: those of the mix, or the usual one."""
     return {name: Port(type="dataset") for name in training.mix or (usual,)}
+
+
+def checkpoint_port(training: Training, *, is_required: bool = True) -> Port:
+    """The input of weights of this very model."""
+    _, settings = family_of(training.model)
+    return Port(type="checkpoint", is_required=is_required, values=model_values(settings))
 
 
 def tokenizer_port(training: Training) -> Port:
@@ -370,7 +404,7 @@ def _check_fp8(training: Training, layout: Layout, layers: Mapping[str, tuple[in
 
 
 def _check_mix(training: Training) -> None:
-    for name in ("base", "tokenizer"):
+    for name in ("base", "tokenizer", "adapter"):
         if name in training.mix:
             raise ConfigError(f"{name!r} is another input of the stage", where=f"mix.{name}")
     if training.mix:

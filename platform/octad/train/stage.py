@@ -14,12 +14,12 @@ from octad.spec.artefacts import Artefact
 from octad.spec.checkpoints import Manifest
 from octad.spec.keys import StageKeys
 from octad.train.inputs import checked_position, vocabulary
-from octad.train.settings import Training, TrainingJob, family_of
+from octad.train.settings import Training, TrainingJob, check_adapter, family_of
 
 Outcome = tuple[tuple[Artefact, ...], dict[str, float]]
 
 
-def train_stage(
+def train_stage(  # noqa: PLR0913  what a stage takes, each by name
     context: Context,
     training: Training,
     *,
@@ -27,6 +27,7 @@ def train_stage(
     tokenizer: Artefact | None,
     start: Artefact | None = None,
     adapter: Mapping[str, Any] | None = None,
+    tuned: Artefact | None = None,
 ) -> Outcome:
     """Train on the workers of this attempt.
 
@@ -37,32 +38,76 @@ def train_stage(
         tokenizer: Goes beside the exported weights; None exports none.
         start: A checkpoint whose weights to start from.
         adapter: Train an adapter on `start`; its kind and settings.
+        tuned: Of that kind: go on with it, and with its own settings.
 
     Raises:
-        CheckpointError: `start` is damaged, or holds another model; or the checkpoint to go on
-            from was made on other data, with another seed, or for other weights.
-        ConfigError: The model's vocabulary is smaller than the data's.
+        CheckpointError: `start` or `tuned` is damaged, or for another model; or the checkpoint to go
+            on from was made on other data, with another seed, or for other weights.
+        ConfigError: The model's vocabulary is smaller than the data's, or the adapter is of another
+            kind, or leaves too little room.
         DataError: A file of a dataset is missing or has another size, or the data was not made
             with the tokenizer.
     """
     order = context.order
     vocab = vocabulary(context, datasets, tokenizer)
-    model = _with_vocabulary(training.model, vocab, order.stage.name)
+    model = dict(training.model)
+    hint = "leave it null to take the tokenizer's"
     if start is not None:
-        check_same_model(model, verified(context, start), start.uri)
+        made = verified(context, start)
+        if model.get("vocab") is None:  # there may be room for more tokens than the data has
+            model["vocab"] = made.model.get("vocab")
+            hint = "cut the data up with the tokenizer of the weights, preprocess.needs.tokenizer"
+        check_same_model(model, made, start.uri)
+    model = _with_vocabulary(model, vocab, order.stage.name, hint)
+    training = training.model_copy(update={"model": model})
+    if tuned is not None:
+        assert start is not None
+        assert adapter is not None
+        adapter = _going_on(context, training, start, adapter, tuned)
     job = TrainingJob(
         order=order,
-        training=training.model_copy(update={"model": model}),
+        training=training,
         datasets=dict(datasets),
         start=start,
         resume=context.base,
         adapter=None if adapter is None else dict(adapter),
+        tuned=tuned,
         tokenizer=tokenizer,
     )
     _check_resume(context, job)
     returned = on_workers(context, "octad.train.worker:train", job.plain())
     artefacts = tuple(Artefact.parse(raw) for raw in returned["artefacts"])
     return artefacts, returned["metrics"]
+
+
+def _going_on(
+    context: Context,
+    training: Training,
+    start: Artefact,
+    adapter: Mapping[str, Any],
+    tuned: Artefact,
+) -> dict[str, Any]:
+    """Kind and settings of an adapter to go on with."""
+    stage = context.order.stage
+    made = verified(context, tuned)
+    if made.base is None or made.base.digest != start.digest:
+        raise CheckpointError(
+            "the adapter was made for other weights than it would go on with",
+            where=f"{stage.name}.needs.adapter",
+            hint="take both from one stage",
+        )
+    own = dict(made.adapter or {})
+    if own.get("kind") != adapter["kind"]:
+        raise ConfigError(
+            f"the adapter is of the kind {own.get('kind')}, not {adapter['kind']}",
+            where=f"{stage.name}.method",
+            hint=f"set {stage.name}.method={own.get('kind')}",
+        )
+    check_adapter(stage, training, own)
+    other = [f"{key} {own[key]}" for key in own if own[key] != adapter.get(key)]
+    if other:
+        context.note(f"goes on with the adapter's own {', '.join(other)}")
+    return own
 
 
 def _check_resume(context: Context, job: TrainingJob) -> None:
@@ -115,8 +160,9 @@ def check_same_model(asked: dict[str, Any], manifest: Manifest, where: str) -> N
     Raises:
         CheckpointError: Names the first size that differs.
     """
-    for key in sorted({*asked, *manifest.model}):
-        ours, theirs = asked.get(key), manifest.model.get(key)
+    ours_of, theirs_of = _resolved(asked), _resolved(manifest.model)
+    for key in sorted({*ours_of, *theirs_of}):
+        ours, theirs = ours_of.get(key), theirs_of.get(key)
         if ours != theirs:
             raise CheckpointError(
                 f"the checkpoint's model has {key} {theirs}, the config has {ours}",
@@ -125,7 +171,14 @@ def check_same_model(asked: dict[str, Any], manifest: Manifest, where: str) -> N
             )
 
 
-def _with_vocabulary(model: dict[str, Any], vocab: int, stage: str) -> dict[str, Any]:
+def _resolved(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a model that are equal where the networks are."""
+    _, settings = family_of(model)
+    resolved: dict[str, Any] = settings.resolved().plain()
+    return resolved
+
+
+def _with_vocabulary(model: dict[str, Any], vocab: int, stage: str, hint: str) -> dict[str, Any]:
     _, settings = family_of(model, f"{stage}.model")
     if settings.vocab is None:
         settings = settings.model_copy(update={"vocab": vocab})
@@ -133,7 +186,7 @@ def _with_vocabulary(model: dict[str, Any], vocab: int, stage: str) -> dict[str,
         raise ConfigError(
             f"the model has {settings.vocab} tokens, but the data was made with {vocab}",
             where=f"{stage}.model.vocab",
-            hint="leave it null to take the tokenizer's",
+            hint=hint,
         )
     plain: dict[str, Any] = settings.plain()
     return plain

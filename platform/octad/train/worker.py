@@ -155,6 +155,12 @@ class _Stage:
                 states.weights(self.model, adapter=False),
             )
             states.copy_shared(self.model)
+        if self.job.tuned is not None and self.job.resume is None:
+            load(
+                self.order.store,
+                self.store.key(self.job.tuned.uri),
+                states.weights(self.model, adapter=True),
+            )
         if self.node_tier is not None:
             found = self.node_tier.resume(self.job.resume, self._state)
             if found is not None:

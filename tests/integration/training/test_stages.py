@@ -19,8 +19,10 @@ from octad.spec.artefacts import Artefact
 from octad.spec.keys import StageKeys
 from octad.spec.layouts import Layout
 from octad.spec.stages import Position
+from octad.stages._pretrained_settings import Settings as Folders
 from octad.storage import lineage
 from octad.storage.artefacts import publish_folder
+from octad.train.pretrained import take_in
 from octad.train.settings import EvaluationJob, Weights
 
 if TYPE_CHECKING:
@@ -254,3 +256,53 @@ def test_weights_pass_from_four_cards_to_two_to_one(lab: Lab) -> None:
     assert tensors["transformer.wte.weight"].shape == (config["vocab_size"], config["n_embd"])
     assert tensors["transformer.h.0.attn.c_attn.weight"].shape == (16, 48)
     assert (folder / "tokenizer.json").read_text() == "{}"
+
+
+@pytest.mark.long
+def test_weights_and_adapters_from_elsewhere_are_gone_on_with_on_any_layout(lab: Lab) -> None:
+    """What one lab exported, another takes in as a stranger's: base weights, then an adapter."""
+    tokenizer = lab.folder / "tokenizer"
+    tokenizer.mkdir()
+    vocab = {"type": "WordLevel", "vocab": {"<|endoftext|>": 0}, "unk_token": "<|endoftext|>"}
+    (tokenizer / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": vocab}))
+    words = publish_folder(lab.store, "data/tokenizer", "tokenizer", "tokenizer", tokenizer)
+    options = {"steps": 3, "optimizer": {"lr": 3e-2, "weight_decay": 0.0, "warmup_steps": 0}}
+    first = lab.job(ONE, run="theirs", training=options, tokenizer=words)
+    (made,) = lab.train([first], 1)
+    checkpoint, weights = (Artefact.parse(raw) for raw in made["artefacts"])
+    lora: dict[str, Any] = {"kind": "lora", "rank": 2, "alpha": 4.0, "targets": ["query", "up"]}
+    tune: dict[str, Any] = {"stage": "finetune", "training": options, "adapter": lora}
+    tuned = lab.job(ONE, run="theirs", start=checkpoint, tokenizer=words, **tune)
+    (made,) = lab.train([tuned], 1)
+    adapter, peft = (Artefact.parse(raw) for raw in made["artefacts"])
+
+    folders = Folders.parse({"weights": {"url": weights.uri}, "adapter": {"url": peft.uri}})
+    order = lab.order(ONE, run="ours", stage="pretrained")
+    found, _, notes = take_in(order, folders.weights, folders.adapter)
+    taken = {artefact.name: artefact for artefact in found}
+    assert notes == ()
+
+    def following(layout: Layout, run: str, base: Artefact, own: Artefact | None) -> Any:
+        return lab.job(layout, run=run, start=base, tuned=own, **tune)
+
+    def whole(layout: Layout, run: str, base: Artefact) -> Any:
+        return lab.job(layout, run=run, start=base, training=options)
+
+    wanted = [
+        following(ONE, "wanted", checkpoint, adapter),
+        whole(ONE, "wanted", checkpoint),
+        following(ONE, "fresh", checkpoint, None),
+    ]
+    ours = {
+        layout.cards: [
+            following(layout, f"ours-{layout.cards}", taken["checkpoint"], taken["adapter"]),
+            whole(layout, f"ours-{layout.cards}", taken["checkpoint"]),
+        ]
+        for layout in (TWO, FOUR)
+    }
+    lab.train(wanted, 1)
+    for cards, jobs in ours.items():
+        lab.train(jobs, cards)
+        for job, alone in zip(jobs, wanted, strict=False):
+            assert losses(lab, job) == pytest.approx(losses(lab, alone), rel=1e-4)
+    assert losses(lab, wanted[0])[0] < losses(lab, wanted[2])[0] - 1e-3

@@ -278,3 +278,60 @@ def test_a_dry_run_looks_at_the_folder_too(octad: Octad, tmp_path: Path, folder:
     done = octad("submit", "--dry-run", "data=folder", f"data.path={tmp_path / folder}")
     assert done.code == 6
     assert str(tmp_path / folder) in done.err
+
+
+def model_folder(folder: Path) -> list[str]:
+    """A folder that looks like weights from here; the overrides for it."""
+    folder.mkdir()
+    config = {
+        "model_type": "gpt2",
+        "vocab_size": 300,
+        "n_positions": 128,
+        "n_embd": 128,
+        "n_layer": 2,
+        "n_head": 4,
+        "tie_word_embeddings": False,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "notes.txt").write_text("not sent")
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    raw = len(header).to_bytes(8, "little") + header + b"four"
+    (folder / "model.safetensors").write_bytes(raw)
+    return ["pipeline=finetune", f"pretrained.weights.path={folder}"]
+
+
+def test_weights_are_sent_once_by_content(octad: Octad, stand_in: StandIn, tmp_path: Path) -> None:
+    typed = model_folder(tmp_path / "weights")
+    done = octad("submit", "--json", *typed)
+    assert done.code == 0, done.err
+    spec = next(iter(stand_in.submitted.values()))
+    snapshot = spec["config"]["pretrained"]["weights"]["snapshot"]
+    files = json.loads(stand_in.blobs[snapshot])["files"]
+    assert [f["path"] for f in files] == ["config.json", "tokenizer.json", "model.safetensors"]
+    octad("submit", "--json", *typed)
+    assert stand_in.requests.count(f"PUT /api/blobs/{snapshot}") == 1
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_weights_that_may_run_code_are_refused_before_anything_is_sent(
+    octad: Octad, stand_in: StandIn, tmp_path: Path, more: list[str]
+) -> None:
+    typed = model_folder(tmp_path / "weights")
+    (tmp_path / "weights" / "model.safetensors").rename(tmp_path / "weights" / "model.bin")
+    done = octad("submit", *more, *typed)
+    assert done.code == 6
+    assert "model.bin may run code when it is opened, and is not read; save it again" in done.err
+    assert stand_in.submitted == {}
+
+
+def test_a_model_that_does_not_fit_the_weights_is_refused_with_the_setting(
+    octad: Octad, stand_in: StandIn, tmp_path: Path
+) -> None:
+    done = octad("submit", *model_folder(tmp_path / "weights"), "model.depth=3")
+    assert done.code == 2
+    assert done.err == (
+        "octad: finetune.model.depth: pretrained.checkpoint has depth 2, not 3; "
+        "set finetune.model.depth=2\n"
+    )
+    assert stand_in.requests == []

@@ -11,6 +11,7 @@ CONF = conf_folders()[-1]
 # What an option leaves to be said, so that it can be composed at all.
 NEEDED = {
     "data=folder": ["data.path=/somewhere"],
+    "pipeline=finetune": ["pretrained.weights.path=/somewhere"],
     "storage=s3": ["storage.url=s3://bucket/prefix"],
     "fleet=existing": ["fleet.clusters.main.address=http://127.0.0.1:8265"],
 }
@@ -61,7 +62,8 @@ def test_every_stage_option_is_part_of_a_pipeline() -> None:
     named = {
         stage.kind
         for path in (CONF / "pipeline").glob("*.yaml")
-        for stage in compose_run([f"pipeline={path.stem}"]).stages
+        for option in [f"pipeline={path.stem}"]
+        for stage in compose_run([option, *NEEDED.get(option, [])]).stages
     }
     assert named == {path.stem for path in (CONF / "stage").glob("*.yaml")}
 

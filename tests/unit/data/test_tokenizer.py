@@ -88,5 +88,5 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot be read"):
         bpe.loaded(tmp_path)
     (tmp_path / "tokenizer.json").write_text(TRAINED.replace(bpe.END_OF_TEXT, "<|other|>"))
-    with pytest.raises(DataError, match=r"has no <\|endoftext\|>"):
+    with pytest.raises(DataError, match=r"has none of <\|endoftext\|>"):
         bpe.loaded(tmp_path)

@@ -27,6 +27,7 @@ from octad.stages._attempt import Attempt
 from octad.stages._corpora import _grouped, prepare
 from octad.stages._spread import Progress, R, Spread, T, in_turn
 from octad.storage import ObjectStore
+from octad.storage.artefacts import publish_folder, stored_file
 
 ROOT = Path(__file__).resolve().parents[3]
 WORDS = [
@@ -62,7 +63,13 @@ def on_threads(count: int) -> Spread:
 class Trial:
     """A stage on a store of its own."""
 
-    def __init__(self, root: Path, spread: Spread = in_turn, **settings: Any) -> None:
+    def __init__(
+        self,
+        root: Path,
+        spread: Spread = in_turn,
+        inputs: dict[str, Artefact] | None = None,
+        **settings: Any,
+    ) -> None:
         store = StoreSpec(url=f"file://{root}/store")
         defaults = {"vocab": 400, "tokenizer_bytes": 20_000}
         self.settings = preprocess.Settings.parse({**defaults, **settings})
@@ -74,7 +81,7 @@ class Trial:
             settings=self.settings.plain(),
         )
         preprocess.check(stage, self.settings)
-        order = AttemptOrder(run="run", attempt=1, stage=stage, inputs={}, store=store)
+        order = AttemptOrder(run="run", attempt=1, stage=stage, inputs=inputs or {}, store=store)
         self.context = Attempt(order, None, ObjectStore(store), root / "scratch")
         found, self.metrics = prepare(self.context, self.settings, spread)
         self.artefacts: dict[str, Artefact] = {artefact.name: artefact for artefact in found}
@@ -125,6 +132,31 @@ def test_all_text_comes_back_and_held_out_parts_are_whole(tmp_path: Path) -> Non
     assert trial.metrics["corpus_heldout_tokens"] == file.splits["heldout"].tokens
     assert trial.notes == ()
     assert trial.artefacts["tokenizer"].type == "tokenizer"
+
+
+def test_a_tokenizer_that_is_given_is_used_as_it_is(tmp_path: Path) -> None:
+    """One of LLaMA 2's kind, with an id that no token has."""
+    held = fill(tmp_path / "in")
+    first = Trial(tmp_path, source=source(tmp_path / "in"))
+    raw = json.loads((first.folder("tokenizer") / "tokenizer.json").read_text())
+    vocab = raw["model"]["vocab"]
+    num_tokens = len(vocab)
+    vocab["</s>"] = vocab.pop("<|endoftext|>")
+    (added,) = raw["added_tokens"]
+    added["content"] = "</s>"
+    last = max(vocab, key=lambda token: vocab[token])
+    vocab[last] += 1
+    given = tmp_path / "given"
+    given.mkdir()
+    (given / "tokenizer.json").write_bytes(json.dumps(raw, indent=1).encode() + b"\r\n")
+    words = publish_folder(first.context.store, "given", "tokenizer", "tokenizer", given)
+
+    trial = Trial(tmp_path, inputs={"tokenizer": words}, source=source(tmp_path / "in"))
+    assert sorted(trial.texts("train") + trial.texts("heldout")) == sorted(held.values())
+    assert trial.file().vocab == num_tokens + 1
+    used = trial.folder("tokenizer") / "tokenizer.json"
+    assert used.read_bytes() == (given / "tokenizer.json").read_bytes()
+    assert trial.file().tokenizer == stored_file("", used).digest
 
 
 def test_the_number_of_cards_changes_nothing(tmp_path: Path) -> None:
@@ -267,7 +299,9 @@ def test_ports_follow_the_settings() -> None:
     both = preprocess.Settings.parse(
         {"source": {"kind": "stdlib"}, "tuning_source": {"kind": "pydoc_topics"}}
     )
-    assert preprocess.takes(both) == {}
+    assert {name: port.is_required for name, port in preprocess.takes(both).items()} == {
+        "tokenizer": False
+    }
     assert set(preprocess.gives(alone)) == {"tokenizer", "corpus"}
     assert set(preprocess.gives(both)) == {"tokenizer", "corpus", "tuning"}
 

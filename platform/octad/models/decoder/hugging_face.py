@@ -51,15 +51,18 @@ _GPT2 = {
     "norm.bias": "transformer.ln_f.bias",
     "head.weight": "lm_head.weight",
 }
-# Hugging Face's own defaults, for keys that a config.json leaves out; and the only values that this
-# decoder computes.
-_GPT2_ONLY = {
+MODEL_TYPES = ("gpt2", "llama", "octad-decoder")  # of a `config.json`
+# The only values that this decoder computes, of keys that need not be there.
+_BOTH_ONLY: dict[str, tuple[Any, ...]] = {"quantization_config": (None,)}
+_GPT2_ONLY: dict[str, tuple[Any, ...]] = {
+    **_BOTH_ONLY,
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
 }
 _LLAMA_ONLY: dict[str, tuple[Any, ...]] = {
+    **_BOTH_ONLY,
     "hidden_act": ("silu",),
     "attention_bias": (False,),
     "mlp_bias": (False,),
@@ -178,9 +181,12 @@ def settings_of(raw: Mapping[str, Any], where: str) -> Settings:
         )
     try:
         found = _gpt2_settings(raw, where) if kind == "gpt2" else _llama_settings(raw, where)
+        found |= {"kind": "decoder", "vocab": int(raw["vocab_size"])}
     except KeyError as error:
         raise ConfigError(f"the key {error} is missing", where=where) from None
-    return Settings.parse({"kind": "decoder", "vocab": raw.get("vocab_size"), **found}, where=where)
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise ConfigError(f"a key has a value that cannot be: {error}", where=where) from None
+    return Settings.parse(found, where=where)
 
 
 def _gpt2_settings(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -201,6 +207,9 @@ def _llama_settings(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
     rope = raw.get("rope_parameters") or {}
     if rope.get("rope_type", "default") != "default":
         raise _unknown("rope_parameters.rope_type", rope["rope_type"], where)
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        key = "rope_parameters.partial_rotary_factor"
+        raise _unknown(key, rope["partial_rotary_factor"], where)
     width, heads = raw["hidden_size"], raw["num_attention_heads"]
     if raw.get("head_dim") not in {None, width // heads}:
         raise _unknown("head_dim", raw["head_dim"], where)
@@ -242,3 +251,11 @@ def full_name(settings: Settings, theirs: str) -> str:
     """A tensor's name with the prefix that files of a bare GPT-2 or LLaMA leave out."""
     prefix = "transformer." if is_gpt2(settings) else "model."
     return theirs if theirs.startswith((prefix, "lm_head.")) else prefix + theirs
+
+
+def twin(settings: Settings, theirs: str) -> str | None:
+    """The tensor that this one is the same as, where a file may hold both."""
+    head = _GPT2["head.weight"] if is_gpt2(settings) else _LLAMA["head.weight"]
+    if settings.tied and theirs == head:
+        return tensor(settings, "embedding.token")
+    return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import TYPE_CHECKING, Any
 
 from octad.errors import ConfigError
@@ -30,7 +30,24 @@ _LORA_ONLY: dict[str, tuple[Any, ...]] = {
     "lora_bias": (False,),
     "modules_to_save": (None, []),
     "layer_replication": (None, []),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "alora_invocation_tokens": (None, []),
+    "use_qalora": (False,),
+    "use_bdlora": (None, False),
+    "arrow_config": (None,),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+    "velora_config": (None,),
 }
+_PREFIX_ONLY: dict[str, tuple[Any, ...]] = {
+    "num_transformer_submodules": (None, 1),
+    "modules_to_save": (None, []),
+}
+# Our kind of an adapter, and the setting of which values it cannot have.
+_KINDS = {"LORA": ("lora", _LORA_ONLY), "PREFIX_TUNING": ("prefix", _PREFIX_ONLY)}
+# Of a pattern for names of layers: names, joined. More could take for ever to match.
+_PATTERN = re.compile(r"[\w.\\|^$]+")
 
 
 def out_of(
@@ -67,14 +84,50 @@ def into(
     Raises:
         ConfigError: It is of another kind, has something that ours do not, or is for another model.
     """
-    kind = config.get("peft_type")
-    if kind == "LORA":
+    if kind_of(config, where) == "lora":
         return _lora_in(settings, config, tensors, where)
-    if kind == "PREFIX_TUNING":
-        return _prefix_in(settings, config, tensors, where)
-    raise ConfigError(
-        f"peft_type is {kind!r}", where=where, hint="LORA and PREFIX_TUNING can be imported"
-    )
+    return _prefix_in(settings, config, tensors, where)
+
+
+def kind_of(config: Mapping[str, Any], where: str) -> str:
+    """Our kind of the adapter that an `adapter_config.json` describes.
+
+    Raises:
+        ConfigError: It has something that ours do not; names the key.
+    """
+    theirs = config.get("peft_type")
+    if not isinstance(theirs, str) or theirs not in _KINDS:
+        raise ConfigError(
+            f"peft_type is {theirs!r}", where=where, hint="LORA and PREFIX_TUNING can be imported"
+        )
+    kind, only = _KINDS[theirs]
+    for key, values in only.items():
+        if key in config and config[key] not in values:
+            raise ConfigError(f"{key} is {config[key]!r}, which ours cannot do", where=where)
+    for key in ("r", "lora_alpha"):
+        _check_number(key, config.get(key, 1), where)
+    for key in ("rank_pattern", "alpha_pattern"):
+        patterns = config.get(key) or {}
+        if not isinstance(patterns, dict):
+            raise ConfigError(f"{key} is {patterns!r}, no object", where=where)
+        for pattern, value in patterns.items():
+            _check_pattern(key, pattern, where)
+            _check_number(f"{key}.{pattern}", value, where)
+    return kind
+
+
+def _check_number(key: str, value: Any, where: str) -> None:
+    if type(value) not in {int, float} or not 0 < value < inf:
+        raise ConfigError(f"{key} is {value!r}, no number above 0", where=where)
+
+
+def _check_pattern(key: str, pattern: str, where: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"{key} has {pattern!r}: {error}", where=where) from None
+    if not _PATTERN.fullmatch(pattern):
+        raise ConfigError(f"{key} has {pattern!r}, more than names of layers", where=where)
 
 
 # --- prefixes
@@ -202,9 +255,6 @@ class _LowRank:
 def _lora_in(
     settings: Settings, config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    for key, values in _LORA_ONLY.items():
-        if key in config and config[key] not in values:
-            raise ConfigError(f"{key} is {config[key]!r}, which ours cannot do", where=where)
     found: dict[str, _LowRank] = {}
     left = set(tensors)
     ours_of = _layers_of(settings)
@@ -212,7 +262,12 @@ def _lora_in(
         names = [f"{_WRAPPED}{theirs}.lora_{side}.weight" for side in "AB"]
         if names[0] in tensors and names[1] in tensors:
             a, b = (tensors[name].float() for name in names)
-            found |= _parted(settings, ours, a, b, _scale(config, theirs), where)
+            rank, scale = _rank_and_scale(config, theirs)
+            if a.dim() != 2 or b.dim() != 2 or len(a) != rank:
+                raise ConfigError(
+                    f"lora_A of {theirs} is {tuple(a.shape)}, but its rank is {rank}", where=where
+                )
+            found |= _parted(settings, ours, a, b, scale, where)
             left -= set(names)
     if left or not found:
         name = min(left, default="")
@@ -235,12 +290,12 @@ def _layers_of(settings: Settings) -> dict[str, list[str]]:
     return found
 
 
-def _scale(config: Mapping[str, Any], theirs: str) -> float:
+def _rank_and_scale(config: Mapping[str, Any], theirs: str) -> tuple[Any, float]:
     """What PEFT multiplies an adapter by: a pattern is a regular expression of a name's end."""
     rank, alpha = config.get("r", 8), config.get("lora_alpha", 8)
     rank = _by_pattern(config.get("rank_pattern"), theirs, rank)
     alpha = _by_pattern(config.get("alpha_pattern"), theirs, alpha)
-    return float(alpha) / (sqrt(rank) if config.get("use_rslora") else rank)
+    return rank, float(alpha) / (sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _by_pattern(patterns: Mapping[str, Any] | None, name: str, otherwise: Any) -> Any:

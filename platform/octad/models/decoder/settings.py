@@ -75,6 +75,11 @@ class Settings(Spec):
         """Features inside the MLP."""
         return 4 * self.width if self.mlp_width is None else self.mlp_width
 
+    def resolved(self) -> Self:
+        """The same, with what follows from other sizes filled in: equal where the network is."""
+        sizes = {"kv_heads": self.num_kv_heads, "mlp_width": self.num_mlp}
+        return self.model_copy(update=sizes)
+
 
 def check(settings: Settings, layout: Layout, where: str = "model") -> None:
     """Refuse a mesh that does not divide the model. A vocabulary needs no check: one that `tp`
