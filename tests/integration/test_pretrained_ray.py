@@ -72,7 +72,7 @@ def save(folder: Path) -> tuple[Path, Path]:
     base, adapter = folder / "base", folder / "adapter"
     base.mkdir()
     adapter.mkdir()
-    where = {}
+    where: dict[str, Any] = {}
     for number in (1, 2):
         file = f"model-{number:05d}-of-00002.safetensors"
         held = {name: w for i, (name, w) in enumerate(named.items()) if i % 2 == number - 1}
