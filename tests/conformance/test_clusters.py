@@ -29,9 +29,9 @@ def composed(group: str, option: str) -> dict[str, Any]:
 
 
 def spec_of(raw: dict[str, Any], name: str = "alpha") -> ClusterSpec:
-    settings = {key: value for key, value in raw.items() if key not in {"kind", "card"}}
-    card = CardSpec.parse(raw["card"])
-    return ClusterSpec(name=name, kind=raw["kind"], card=card, settings=settings)
+    common = {key: raw[key] for key in raw if key in ClusterSpec.model_fields}
+    settings = {key: value for key, value in raw.items() if key not in common}
+    return ClusterSpec.parse({**common, "name": name, "settings": settings})
 
 
 @pytest.fixture(params=KINDS)
@@ -67,6 +67,14 @@ def test_the_config_shows_every_setting_with_its_default(kind: str) -> None:
     assert set(shown) == set(settings.model_fields)
     required = {n: shown[n] for n, f in settings.model_fields.items() if f.is_required()}
     assert settings.parse(required) == settings.parse(shown)
+
+
+def test_every_cluster_shows_what_all_have_with_its_default(kind: str) -> None:
+    raw = composed("cluster", kind)
+    least = ClusterSpec.parse({**{key: raw[key] for key in ("kind", "card")}, "name": "alpha"})
+    found = spec_of(raw)
+    assert found.model_copy(update={"settings": {}}) == least
+    assert {"isolation", "price_per_card_hour"} <= set(raw)
 
 
 def test_a_plan_says_what_would_be_done_and_does_nothing(
