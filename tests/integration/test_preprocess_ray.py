@@ -37,7 +37,7 @@ def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             include_dashboard=False,
             object_store_memory=80 * 1024 * 1024,
             runtime_env={"env_vars": {"PYTHONPATH": str(PLATFORM)}},
-            _temp_dir=str(tmp_path_factory.mktemp("ray", numbered=False)),
+            _temp_dir=str(tmp_path_factory.mktemp("ray")),
         )
         yield
         ray.shutdown()
