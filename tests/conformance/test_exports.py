@@ -324,3 +324,14 @@ def test_adapters_of_peft_give_the_same_logits_here(
         found = theirs(input_ids=ids()).logits
         assert float((plain(ids()) - found).abs().max()) > 100 * TOLERANCE
         assert float((tuned(ids()) - found).abs().max()) <= TOLERANCE
+        out = export(
+            store,
+            made["adapter"],
+            tokenizer=tmp_path / "base",
+            scratch=tmp_path / "scratch",
+            key="out/peft",
+        )
+        again = peft.PeftModel.from_pretrained(
+            theirs_drawn(name.partition("-")[0]), store.local_path(store.key(out.uri))
+        )
+        assert float((again.eval()(input_ids=ids()).logits - found).abs().max()) <= TOLERANCE

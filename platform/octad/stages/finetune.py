@@ -56,7 +56,8 @@ def takes(settings: Settings) -> Mapping[str, Port]:
 def gives(settings: Settings) -> Mapping[str, Port]:
     """An adapter, or a whole checkpoint; and both for other tools: in PEFT's format, or weights."""
     if settings.adapter is not None:
-        return {"adapter": Port(type="adapter"), "peft": Port(type="weights")}
+        adapter = Port(type="adapter", values={"method": settings.method})
+        return {"adapter": adapter, "peft": Port(type="weights")}
     return {"checkpoint": Port(type="checkpoint"), "weights": Port(type="weights")}
 
 

@@ -641,3 +641,28 @@ def test_an_adapter_that_is_given_decides_the_method(folder: Path) -> None:
 def test_settings_that_cannot_be(overrides: list[str], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         compose_run(["pipeline=finetune", *overrides])
+
+
+def test_pretraining_can_go_on_from_it(folder: Path, tmp_path: Path) -> None:
+    pipeline = tmp_path / "conf" / "pipeline" / "own.yaml"
+    pipeline.parent.mkdir(parents=True)
+    pipeline.write_text("""# @package _global_
+defaults:
+  - /stage@pretrained: pretrained
+  - /stage@preprocess: preprocess
+  - /stage@pretrain: pretrain
+  - _self_
+pipeline: {name: own, stages: [pretrained, preprocess, pretrain]}
+preprocess: {needs: {tokenizer: pretrained.tokenizer}}
+pretrain:
+  sequence: 8
+  needs:
+    base: pretrained.checkpoint
+    corpus: preprocess.corpus
+    tokenizer: pretrained.tokenizer
+""")
+    sizes = [word for word in FITTING if word.startswith("model")]
+    typed = ["pipeline=own", *sizes, f"pretrained.weights.path={folder}"]
+    assert compose_run(typed, tmp_path / "conf").stages
+    with pytest.raises(ConfigError, match=r"pretrain.model.width: .* has width 8, not 16"):
+        compose_run([*typed, "model.width=16"], tmp_path / "conf")

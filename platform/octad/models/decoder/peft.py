@@ -44,7 +44,7 @@ _PREFIX_ONLY: dict[str, tuple[Any, ...]] = {
     "num_transformer_submodules": (None, 1),
     "modules_to_save": (None, []),
 }
-# Our kind of an adapter, and the setting of which values it cannot have.
+# Our kind of an adapter, and all that some keys of its config may say.
 _KINDS = {"LORA": ("lora", _LORA_ONLY), "PREFIX_TUNING": ("prefix", _PREFIX_ONLY)}
 # Of a pattern for names of layers: names, joined. More could take for ever to match.
 _PATTERN = re.compile(r"[\w.\\|^$]+")
